@@ -93,7 +93,13 @@ def test_an_operator_that_tvm_lacks_is_named(shared: Home) -> None:
     shown = json.loads(done.out)
     assert shown["outputs"][0]["name"] == "y"
     assert shown["obstacles"] == [
-        {"operator": "StringNormalizer", "node": "the_node", "inputs": ["x"], "reason": "has no converter"}
+        {
+            "operator": "StringNormalizer",
+            "node": "the_node",
+            "inputs": ["x"],
+            "reason": "has no converter",
+            "hint": "Prepare text before the model, and give it numbers.",
+        }
     ]
 
 

@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import zoo
 from farm.search import target, tvm_env
-from farm.search.graph import folding, importer, pipeline
+from farm.search.graph import folding, importer, obstacles, pipeline
 from tests.integration import onnx_graphs
 from tests.integration.exported_graphs import GRAPHS, Shapes, Writer, quantised, unrolled_loop, yolo_head
 from tests.integration.onnx_graphs import make_model, node, random
@@ -104,13 +104,15 @@ REFUSED: Mapping[str, tuple[str, str, Callable[[Writer], str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_depends_on_values_is_refused_by_operator_and_node(case: str) -> None:
-    """The operator, the node and a reason in plain words; no assertion, nor a class of errors."""
+    """The operator, the node, a reason in plain words and what to do about it; no assertion, nor a class of errors."""
     operator, reason, build = REFUSED[case]
     write = Writer()
     model = write.model({"x": ("N", 4)}, {build(write): TensorProto.FLOAT})
     with pytest.raises(UsageError, match=rf"{operator} \(node '{operator}_\d+'\).*{reason}") as raised:
         importer.import_onnx(model, {"x": (1, 4)})
     assert "Error:" not in raised.value.message
+    assert raised.value.hint
+    assert (raised.value.hint == obstacles.HINT) == (operator == "SequenceAt")
 
 
 def test_what_asks_for_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,3 +246,26 @@ def test_what_reads_too_many_channels_more_reads_them_cut_off(host: Any) -> None
     )  # fmt: skip
     assert weights_of(model) == [(1, 1, 8, 4), (3, 3, 3, 8)]
     assert run(model, host)[-1] == "transpose"
+
+
+@pytest.mark.parametrize(("tokens", "wanted"), [(37, 40), (64, 64), (1, 1)])
+@pytest.mark.parametrize("mask", ["added", "of heads", "where", "none"])
+def test_attention_over_a_number_of_tokens_that_fills_no_vector_is_filled_up(
+    tokens: int, wanted: int, mask: str, host: Any
+) -> None:
+    """Also where masks are added to the scores or take their place; the additional rows are cut off."""
+    shape = {"added": (tokens,), "of heads": (2, tokens, tokens), "where": (1, tokens, tokens), "none": (1,)}[mask]
+    masks = {"m": np.triu(random(*shape)) > 0 if mask == "where" else random(*shape), "low": random(1)}
+    masked = {"where": node("Where", "m low c", "a"), "none": node("Identity", "c", "a")}
+    nodes = [
+        node("MatMul", "q k", "s"), node("Div", "s by", "c"), masked.get(mask, node("Add", "c m", "a")),
+        node("Softmax", "a", "p", axis=-1), node("MatMul", "p v", "y"),
+    ]  # fmt: skip
+    inputs = {"q": (1, 2, tokens, 8), "k": (1, 2, 8, tokens), "v": (1, 2, tokens, 8)}
+    model = make_model(nodes, inputs, {"by": np.float32([2.8]), **masks})
+    config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+    avx2 = target.make_target(config)
+    found = workloads.extract(prepare(model, avx2)[0], avx2, config, "graph/2")
+    assert {w.arguments[1][0][-1] for w in found if w.arguments[1][0][-2:-1] == (8,)} <= {wanted}
+    assert {w.arguments[-1][0][-1] for w in found if "softmax" in w.name} == {wanted}
+    run(model, host)

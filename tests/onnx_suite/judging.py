@@ -1,5 +1,7 @@
 """Compile, run and compare cases, in a process that may not survive it: one name per line in, one verdict out.
 
+`--survey`: also find how operators that are right are computed on a GPU and in 8 bits.
+
 `right`; `wrong`: other values; `refused`: an error for users that names the operator; `internal`: any other error.
 """
 
@@ -22,6 +24,7 @@ from farm.artifacts.compile import compile_model
 from farm.errors import ModelRefusedError, UsageError
 from farm.search import target
 from farm.search.tvm_env import tvm
+from tests.onnx_suite import survey
 from tests.onnx_suite.cases import Case, list_cases
 
 PIPELINE = "graph/2"
@@ -34,7 +37,10 @@ _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a case: `seconds` to import and compile it, and how many of its functions a family scheduled."""
+    """What became of a case: `seconds` to import and compile it, and how many of its functions a family scheduled.
+
+    `gpu` and `bytes` are of `tests.onnx_suite.survey`.
+    """
 
     name: str
     kind: str
@@ -42,6 +48,8 @@ class Verdict:
     seconds: float = 0.0
     functions: int = 0
     by_family: int = 0
+    gpu: str = ""
+    bytes: str = ""
 
 
 def judge(case: Case) -> Verdict:
@@ -50,7 +58,9 @@ def judge(case: Case) -> Verdict:
     try:
         compiled = compile_model(case.model, case.shapes, target.host_target(THREADS), PIPELINE, [], None)
     except (UsageError, ModelRefusedError) as error:
-        return Verdict(case.name, "refused", str(error), time.monotonic() - began)
+        # Who is refused is told what to do.
+        kind = "refused" if error.hint else "internal"
+        return Verdict(case.name, kind, str(error), time.monotonic() - began)
     except Exception as error:  # that is the verdict
         return Verdict(case.name, "internal", _locate(error), time.monotonic() - began)
     seconds = time.monotonic() - began
@@ -107,7 +117,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     cases = {case.name: case for case in list_cases()}
     for line in sys.stdin:
-        print(json.dumps(dataclasses.asdict(judge(cases[line.strip()]))), flush=True)
+        case = cases[line.strip()]
+        verdict = judge(case)
+        if "--survey" in sys.argv and verdict.kind == "right" and len(case.model.graph.node) == 1:
+            bytes_ = survey.find_8_bit_way(case, target.host_target(THREADS), PIPELINE)
+            verdict = dataclasses.replace(verdict, gpu=survey.find_gpu_way(case), bytes=bytes_)
+        print(json.dumps(dataclasses.asdict(verdict)), flush=True)
 
 
 if __name__ == "__main__":

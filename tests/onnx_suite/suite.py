@@ -31,8 +31,11 @@ _CASE_S = 120.0
 _SHARE = 5
 
 
-def judge_all(names: list[str], jobs: int) -> dict[str, dict[str, object]]:
-    """Judge cases by `jobs` processes; a process that a case ends, or that takes too long, is replaced."""
+def judge_all(names: list[str], jobs: int, *options: str) -> dict[str, dict[str, object]]:
+    """Judge cases by `jobs` processes; a process that a case ends, or that takes too long, is replaced.
+
+    `options` are those of `tests.onnx_suite.judging`.
+    """
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
@@ -46,7 +49,7 @@ def judge_all(names: list[str], jobs: int) -> dict[str, dict[str, object]]:
             except queue.Empty:
                 break
             if child is None:
-                command = [sys.executable, "-m", "tests.onnx_suite.judging"]
+                command = [sys.executable, "-m", "tests.onnx_suite.judging", *options]
                 child = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
                 )
@@ -83,13 +86,15 @@ def tabulate(cases: list[Case], found: dict[str, dict[str, object]]) -> str:
     for case in cases:
         if len(case.model.graph.node) == 1:
             by_operator[case.model.graph.node[0].op_type].append(case)
-    rows = ["| operator | right/cases | computed by | not right, because |", "|---|---|---|---|"]
+    rows = ["| operator | right/cases | CPU | GPU | 8 bits | not right, because |", "|---|---|---|---|---|---|"]
     for operator, own in sorted(by_operator.items()):
         verdicts = [found[case.name] for case in own]
         right = [each for each in verdicts if each["kind"] == "right"]
         ways = sorted({_find_way(case.model.graph.node[0], found[case.name]) for case in own} - {""})
         reasons = {_shorten(str(each["reason"]), operator) for each in verdicts if each["kind"] != "right"}
-        rows.append(f"| {operator} | {len(right)}/{len(own)} | {', '.join(ways)} | {'; '.join(sorted(reasons))} |")
+        gpu, whole = (sorted({str(each[key]) for each in verdicts} - {""}) for key in ("gpu", "bytes"))
+        cells = [operator, f"{len(right)}/{len(own)}", *map(", ".join, (ways, gpu, whole)), "; ".join(sorted(reasons))]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -120,7 +125,8 @@ def main() -> int:
     names = [case.name for case in cases if options.only in case.name]
     if options.sample is not None:
         names = names[options.sample % _SHARE :: _SHARE]
-    found = judge_all(names, options.jobs)
+    whole = options.save and len(names) == len(cases)
+    found = judge_all(names, options.jobs, *(["--survey"] if whole else []))
     counts = collections.Counter(str(each["kind"]) for each in found.values())
     expected = read_expected()
     for name in names:
@@ -134,7 +140,7 @@ def main() -> int:
         expected |= {name: str(found[name]["kind"]) for name in names}
         rows = (f"{name}\t{kind}\n" for name, kind in sorted(expected.items()) if kind != "right")
         EXPECTED.write_text("".join(rows))
-    if options.save and len(names) == len(cases):
+    if whole:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         counted = f"onnx {onnx.__version__}, {said}.\n\n"
         PAGE.write_text(f"{before}{BEGIN}{counted}{tabulate(cases, found)}{END}{rest.partition(END)[2]}")

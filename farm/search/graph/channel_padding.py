@@ -175,18 +175,18 @@ def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]
     `pixels` are the rows and columns of the result, which limit the tiles.
     """
     full = core.lanes(element_bytes)
-    own = least = _cycles(channels, core, element_bytes, pixels)
+    own = least = count_cycles(channels, core, element_bytes, pixels)
     best = channels
     for lanes in (full // 2, full):
         more = -(-channels // lanes) * lanes if lanes > 1 else channels
-        cycles = _cycles(more, core, element_bytes, pixels)
+        cycles = count_cycles(more, core, element_bytes, pixels)
         wanted = next(gain for share, gain in _GAINS if more - channels <= channels * share)
         if own / cycles >= wanted and cycles < least:
             best, least = more, cycles
     return best
 
 
-def _cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]) -> float:
+def count_cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]) -> float:
     """Estimate the cycles of one FMA per channel of a pixel, in the best tile (`families.dense`)."""
     rows, columns = (1, *pixels)[-2:]
     if rows == columns == 1:  # bound by the bandwidth of the weights: loads of factors do not matter

@@ -198,7 +198,7 @@ def _failed(error: Exception, misfit: str) -> UsageError:
             f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
             "Choose shapes that fit the model: many require multiples of some number.",
         )
-    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else obstacles.HINT)
+    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else obstacles.find_hint(node))
 
 
 def _node_being_converted(error: Exception) -> onnx.NodeProto | None:

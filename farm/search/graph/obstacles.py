@@ -30,19 +30,51 @@ _ONLY_MICROSOFT = frozenset({"Attention"})
 _BUILT_IN = frozenset({"Constant", "If"})
 
 HINT = "Replace the operator in the model (onnx-simplifier or a newer export often does), or remove that part."
+_CUT = "`onnx.utils.extract_model` cuts a model before that node; compute the rest in your program."
+_EVALUATE = "Export the model for inference: `model.eval()`, or `training=TrainingMode.EVAL`."
+_CLASSICAL = "Cut the model there (`onnx.utils.extract_model`); ONNX Runtime runs trees and scalers beside it."
+_RANDOM = "Make random numbers an input of the model."
+_SIZED = "has a result whose size depends on computed values"
+# What to do, by operator.
+_HINTS = {
+    "Bernoulli": _RANDOM,
+    "BatchNormalization": _EVALUATE,
+    "Compress": _CUT,
+    "Dropout": _EVALUATE,
+    "GRU": "Give each sequence alone, without sequence_lens, or give all one length.",
+    "ImageDecoder": "Decode images before the model, and give it pixels.",
+    "Loop": "Export one step of the loop as the model, and repeat it in your program.",
+    "Multinomial": _RANDOM,
+    "NonMaxSuppression": f"Export the detector without it (Ultralytics: `nms=False`). {_CUT}",
+    "NonZero": f"Where it selects by a mask, `Where` with zeros keeps sizes constant. {_CUT}",
+    "RandomNormal": _RANDOM,
+    "RandomNormalLike": _RANDOM,
+    "RandomUniform": _RANDOM,
+    "RandomUniformLike": _RANDOM,
+    "Scan": "Export for a fixed number of steps with opset 9 or later.",
+    "StringNormalizer": "Prepare text before the model, and give it numbers.",
+    "TfIdfVectorizer": "Compute the features of texts before the model, and give it those.",
+    "Unique": _CUT,
+}
+_HINTS |= {"LSTM": _HINTS["GRU"], "RNN": _HINTS["GRU"]}
+_DOMAIN_HINTS = {
+    "com.microsoft": "Give the model as it was before ONNX Runtime optimised or quantised it.",
+    "ai.onnx.ml": _CLASSICAL,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
     """A node that cannot be imported: its operator (with the domain where it matters), name, inputs and reason.
 
-    `reason` continues a sentence about the operator: "has no converter".
+    `reason` continues a sentence about the operator: "has no converter". `hint` says what to do.
     """
 
     operator: str
     node: str
     inputs: tuple[str, ...]
     reason: str
+    hint: str
 
 
 def find_obstacles(graph: onnx.GraphProto, sized_by_values: Container[str]) -> list[Obstacle]:
@@ -56,9 +88,10 @@ def find_obstacles(graph: onnx.GraphProto, sized_by_values: Container[str]) -> l
     for node in list_nodes(graph):
         operator, reason = _judge(node, known, read)
         if not reason and node_label(node) in sized_by_values:
-            reason = "has a result whose size depends on computed values"
+            reason = _SIZED
         if reason:
-            found.append(Obstacle(operator, node_name(node), tuple(filter(None, node.input)), reason))
+            hint = _HINTS.get(operator, _CUT) if reason == _SIZED else find_hint(node)
+            found.append(Obstacle(operator, node_name(node), tuple(filter(None, node.input)), reason, hint))
     return found
 
 
@@ -73,7 +106,14 @@ def refuse(graph: onnx.GraphProto, sized_by_values: Container[str]) -> None:
             "Remove the part that handles strings from the model.",
         )
     if found := find_obstacles(graph, sized_by_values):
-        raise UsageError(describe(found), HINT)
+        raise UsageError(describe(found), " ".join(dict.fromkeys(each.hint for each in found)))
+
+
+def find_hint(node: onnx.NodeProto) -> str:
+    """Return what to do about an operator that cannot be imported."""
+    if node.domain in STANDARD_DOMAINS:
+        return _HINTS.get(node.op_type, HINT)
+    return _DOMAIN_HINTS.get(node.domain, HINT)
 
 
 def describe(found: Iterable[Obstacle]) -> str:

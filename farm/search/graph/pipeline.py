@@ -20,6 +20,7 @@ from farm.inventory.board_types import BoardType
 from farm.search import cores, gpus
 from farm.search.graph import (
     algorithms,
+    attention,
     bindings,
     canonical,
     channel_padding,
@@ -266,7 +267,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(transposes.sink())
         if pipeline.weights == half_precision.FP16:
             passes.append(half_precision.compute())
-        passes.append(channel_padding.widen(target))
+        passes += [channel_padding.widen(target), attention.pad(target)]
     if pipeline.winograd != "never":
         core = cores.core_of(target.export())
         passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
