@@ -58,7 +58,7 @@ def judge(case: Case) -> Verdict:
     try:
         compiled = compile_model(case.model, case.shapes, target.host_target(THREADS), PIPELINE, [], None)
     except (UsageError, ModelRefusedError) as error:
-        # Who is refused is told what to do.
+        # A refusal says what to do.
         kind = "refused" if error.hint else "internal"
         return Verdict(case.name, kind, str(error), time.monotonic() - began)
     except Exception as error:  # that is the verdict
