@@ -15,6 +15,7 @@ from device_agent.protocol import GPU
 from farm.artifacts import manifest
 from farm.errors import UsageError
 from farm.folders import make_private
+from farm.models.lengths import split_shapes
 from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
 
 _FOLDER = "artifacts"
@@ -80,7 +81,10 @@ def list_model_options(batch: int | None, shapes: Sequence[str]) -> list[str]:
 
 
 def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
-    """List all artifacts that a campaign's records serve, in the order of its models."""
+    """List all artifacts that a campaign's records serve, in the order of its models.
+
+    A model with a range of lengths has one for all.
+    """
     return [
         ToCompile(
             model,
@@ -90,10 +94,25 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
             kind["pipeline"],
             to_name(model["name"], kind["type"], "" if len(kind["points"]) == 1 else point),
         )
-        for model in document["models"]
+        for model in filter(None, map(_join_lengths, document["models"]))
         for kind in document["types"]
         for point in kind["points"]
     ]
+
+
+def _join_lengths(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a model with the whole range of its lengths; None for those besides the greatest."""
+    _, lengths = split_shapes([model["lengths"]] if model.get("lengths") else [])
+    if lengths is None:
+        return model
+    fixed = model["shapes"][-1]
+    if fixed != lengths.fix(lengths.sizes[-1]):
+        return None
+    return {
+        **model,
+        "name": model["name"].removesuffix(f" {fixed}"),
+        "shapes": [*model["shapes"][:-1], lengths.text],
+    }
 
 
 def to_name(*words: str) -> str:

@@ -67,7 +67,7 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class GivenModel:
-    """`source` is what is compiled: the model of `about`, with another batch size if requested.
+    """`source` is what is compiled: the model of `about`, with another batch size than the `original` if requested.
 
     With `lengths`, `inputs` have the greatest one, and `source` takes any.
     """
@@ -76,6 +76,7 @@ class GivenModel:
     inputs: tuple[InputSpec, ...]
     about: ModelFacts
     lengths: Lengths | None = None
+    original: ModelSource | None = None
 
     def list_sizes(self) -> list[GivenModel]:
         """List it with each compiled length; itself where it has none."""
@@ -90,21 +91,24 @@ class GivenModel:
 
 def open_model(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> GivenModel:
     """Find the model that `text` names and resolve its shapes by `--shape` and `--batch`. Raises UsageError."""
+    return open_source(resolve_model(text, trusted), shapes, batch)
+
+
+def open_source(source: ModelSource, shapes: Sequence[str], batch: int | None) -> GivenModel:
+    """Resolve a model's shapes by `--shape` and `--batch`. Raises UsageError."""
     plain, lengths = split_shapes(shapes)
-    source = resolve_model(text, trusted)
     about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
     if lengths is not None:
-        lengths = lengths.bind(read_inputs(source.load()), parse_shapes(plain))
-        if batch is not None and any(0 in axes for axes in lengths.axes.values()):
-            raise UsageError(f"--shape gives a range to {lengths.name!r}, the dimension that --batch {batch} sets")
-        plain = [*plain, f"{lengths.name}={lengths.sizes[-1]}"]
+        lengths = lengths.bind(read_inputs(source.load()), parse_shapes(plain), batch)
+        plain = [*plain, lengths.fix(lengths.sizes[-1])]
     if batch is None:
         model = source.load()
-        return GivenModel(source, resolve_inputs(read_inputs(model), parse_shapes(plain), model), about, lengths)
+        inputs = resolve_inputs(read_inputs(model), parse_shapes(plain), model)
+        return GivenModel(source, inputs, about, lengths, source)
     batched, inputs = set_batch(source, plain, batch)
     if lengths is not None:
         lengths.reopen(batched)
-    return GivenModel(source.changed(batched), inputs, about, lengths)
+    return GivenModel(source.changed(batched), inputs, about, lengths, source)
 
 
 def reopen_model(manifest: Manifest, given: str | None) -> GivenModel:

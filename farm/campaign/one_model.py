@@ -10,12 +10,11 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
 from farm.campaign.plan import merge_workloads
-from farm.campaign.plan_models import Form, ModelVariant
+from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey
 from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_model, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target
@@ -38,7 +37,8 @@ class OneModelRequest:
     `board` is the only board to use, None: any of the type. `ops` are operator kinds, none: all. `fresh` ignores
     earlier trials. `wait_s` is how long to wait for a board of the fleet. `only_unknown` leaves out workloads with a
     record. `simulated` says which records count; boards of the other kind are refused. `virtual` uses simulated boards
-    even where there are real ones. `rivals` are what the model is timed beside at the end.
+    even where there are real ones. `rivals` are what the model is timed beside at the end. `others` are the model with
+    other lengths, tuned with it.
     """
 
     command: str
@@ -53,7 +53,13 @@ class OneModelRequest:
     simulated: bool | None = None
     virtual: bool = False
     rivals: tuple[str, ...] = ()
+    others: tuple[ModelVariant, ...] = ()
     since: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def models(self) -> tuple[ModelVariant, ...]:
+        """The model and the others."""
+        return (self.model, *self.others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,23 +124,23 @@ def drop_known(request: OneModelRequest, workloads: Sequence[Workload], store: S
 def submit(
     request: OneModelRequest,
     place: MeasuringPlace,
-    survey: Any,
+    surveys: Sequence[WorkloadSurvey],
     workloads: Sequence[Workload],
     store: Store,
     settings: Settings,
     by: str,
 ) -> str:
-    """Write a campaign of these workloads to the store; return its name."""
+    """Write a campaign of these workloads to the store; return its name. `surveys` are of the request's models."""
     model, kind, target = request.model, request.board_type, workloads[0].target
     gpus.prepare_boards(target, settings)
-    planned = merge_workloads(
-        [(model, dataclasses.replace(survey, workloads=tuple(workloads)))], (), find_clock_factor(target, kind)
-    )
+    found = {each.hash: each for each in workloads}
+    chosen = [dataclasses.replace(s, workloads=tuple(w for w in s.workloads if w.hash in found)) for s in surveys]
+    planned = merge_workloads(list(zip(request.models, chosen, strict=True)), (), find_clock_factor(target, kind))
     points = {DEFAULT_POINT: OperatingPoint()}
     order = Order(
-        name=_find_name(store, f"{request.command}-{model.name}"),
+        name=_find_name(store, f"{request.command}-{model.source.name}"),
         owner=by,
-        models=(to_model(model),),
+        models=tuple(map(to_model, request.models)),
         types=(to_type(kind, place.simulated, place.target, target, points, planned),),
         budget=Budget(trials=request.trials),
         search=SearchOrder(tuner=XGB, loss=None, early_stopping=None, warm_start=not request.fresh, seed=settings.seed),
@@ -143,7 +149,6 @@ def submit(
         rivals=request.rivals,
         process=process_identity(),
     )
-    found = {each.hash: each for each in workloads}
     rows = [dataclasses.replace(found[each.hash], weight=each.weight, board_type=kind.name) for each in planned]
     keep_model(settings.models_path, model.source)
     store.campaigns.submit(order, request.command, rows)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from farm.artifacts.given_model import GivenModel
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
 from farm.inventory import documents
@@ -24,6 +25,7 @@ from farm.inventory.board_types import BoardType
 from farm.inventory.documents import Place
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.lengths import split_shapes
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.compile_subprocess import Apart
 from farm.search import default_schedule, target
@@ -35,7 +37,8 @@ from farm.values import Workload
 class ModelVariant:
     """A model with the shape of every input set. `index` is its place in the file; `batch` None: the model's own.
 
-    `least_bytes` is the memory of its weights and inputs: a lower bound.
+    `least_bytes` is the memory of its weights and inputs: a lower bound. `lengths` is the range that it is one size of,
+    the last of its `shapes`; "" for none.
     """
 
     index: int
@@ -45,18 +48,29 @@ class ModelVariant:
     batch: int | None
     inputs: tuple[InputSpec, ...]
     least_bytes: int
+    lengths: str = ""
 
     def load(self) -> onnx.ModelProto:
         """Load a fresh copy with these shapes."""
         return _set_shapes(self.source, self.shapes, self.batch)[0]
 
 
-def to_variant(source: ModelSource, inputs: Sequence[InputSpec]) -> ModelVariant:
+def to_variants(opened: GivenModel) -> list[ModelVariant]:
+    """Make a variant of a model for each of its lengths, the greatest first."""
+    about, source = opened.about, opened.original or opened.source
+    if opened.lengths is not None:
+        return _list_variants(0, about.name, source, about.shapes, about.batch)[::-1]
+    return [to_variant(source, opened.inputs, about.batch)]
+
+
+def to_variant(source: ModelSource, inputs: Sequence[InputSpec], batch: int | None = None) -> ModelVariant:
     """Make a variant of a model whose inputs are set."""
     own = {each.name: each.shape for each in read_inputs(source.load())}
     settled = [each for each in inputs if own[each.name] != each.static_shape]
+    if batch is not None:  # sets the first dimension by itself, also where the model fixes it
+        settled = [each for each in settled if own[each.name][1:] != each.static_shape[1:]]
     shapes = tuple(f"{each.name}={','.join(map(str, each.static_shape))}" for each in settled)
-    return ModelVariant(0, source.name, source, shapes, None, tuple(inputs), _count_bytes(source, inputs))
+    return ModelVariant(0, source.name, source, shapes, batch, tuple(inputs), _count_bytes(source, inputs))
 
 
 def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[Place, str]]]:
@@ -66,7 +80,9 @@ def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[
     for index, spec in enumerate(campaign.spec.models):
         try:
             source = resolve_model(spec.zoo or str(_locate(spec, campaign.path)))
-            variants += [_read_variant(index, name, spec, source, batch) for name, batch in spec.variants]
+            for name, batch in spec.variants:
+                shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
+                variants += _list_variants(index, name, source, (*shapes, *filter(None, [spec.lengths])), batch)
         except UsageError as error:
             # Written for a command's options, which are keys here.
             text = documents.to_text(error).replace("--shape ", "shape ").replace("--batch ", "batch ")
@@ -82,10 +98,22 @@ def _locate(spec: ModelSpec, file: pathlib.Path) -> pathlib.Path:
         raise UsageError(f"{path}: there is no such user") from error
 
 
-def _read_variant(index: int, name: str, spec: ModelSpec, source: ModelSource, batch: int | None) -> ModelVariant:
-    shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
-    _, inputs = _set_shapes(source, shapes, batch)
-    return ModelVariant(index, name, source, shapes, batch, inputs, _count_bytes(source, inputs))
+def _list_variants(
+    index: int, name: str, source: ModelSource, shapes: Sequence[str], batch: int | None
+) -> list[ModelVariant]:
+    """Return the model with these shapes; with a range of lengths one for each size, ascending."""
+    plain, lengths = split_shapes(shapes)
+    chosen = [(name, tuple(plain))]
+    if lengths is not None:
+        lengths.bind(read_inputs(source.load()), parse_shapes(plain), batch)
+        fixed = [lengths.fix(size) for size in lengths.sizes]
+        chosen = [(f"{name} {each}", (*plain, each)) for each in fixed]
+    variants = []
+    for called, own in chosen:
+        _, inputs = _set_shapes(source, own, batch)
+        size = _count_bytes(source, inputs)
+        variants.append(ModelVariant(index, called, source, own, batch, inputs, size, lengths.text if lengths else ""))
+    return variants
 
 
 def _count_bytes(source: ModelSource, inputs: Sequence[InputSpec]) -> int:
@@ -101,7 +129,8 @@ def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | No
         # A given shape cannot be changed: one that equals the model's own is left to the batch.
         if batch is not None and name in own and own[name] and own[name][1:] == shape[1:]:
             continue
-        numbers = (batch, *shape[1:]) if batch is not None and shape else shape
+        is_input = name in own and len(own[name]) == len(shape)
+        numbers = (batch, *shape[1:]) if batch is not None and shape and is_input else shape
         chosen.append(f"{name}={','.join(map(str, numbers))}")
     return tuple(chosen)
 

@@ -87,7 +87,8 @@ Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 class ModelSpec(StrictModel):
     """One model: from the zoo or a file, for one or more batch sizes. `name` is its name here; default: the zoo's name
-    or the file's. Relative paths start at the campaign file's folder.
+    or the file's. Relative paths start at the campaign file's folder. `lengths` is a range of an open dimension, such
+    as `tokens=1..512@32,128,512`; its sizes are tuned.
     """
 
     zoo: str | None = None
@@ -97,6 +98,7 @@ class ModelSpec(StrictModel):
     batch: Annotated[
         tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Batch | tuple[Batch, ...])
     ] = ()
+    lengths: Text | None = None
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ import math
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome
@@ -132,14 +132,16 @@ class _Run:
         self._recalled = 0
         self._submitted_at = request.since
         self._workloads: tuple[Workload, ...] = ()
+        # The calls in one inference, at the greatest length.
+        self._weights: dict[str, float] = {}
 
     def carry_out(self, engine: client.EnginePrestart) -> Tuned:
         """Submit the campaign and watch it until it has ended."""
         form = one_model.to_form(self._request, self._place)
         close_abandoned_campaigns(self._store)
-        with Surveying([(self._request.model, form)], texts=True) as surveying:
+        with Surveying([(model, form) for model in self._request.models], texts=True) as surveying:
             engine.begin(for_host=self._place.is_host)
-            name = self._submit(surveying.take_all(self._listener.note)[0])
+            name = self._submit(surveying.take_all(self._listener.note))
         if name is None:
             return self._conclude_without()
         try:
@@ -169,18 +171,24 @@ class _Run:
         elif self._place.is_host:
             wait_for_machine(_RELEASE_TIMEOUT_S)
 
-    def _submit(self, survey: WorkloadSurvey | FarmError) -> str | None:
+    def _submit(self, answers: Sequence[WorkloadSurvey | FarmError]) -> str | None:
         """Order the campaign; None where the model has nothing that can be tuned."""
-        if isinstance(survey, FarmError):
-            raise survey
+        surveys = []
+        for answer in answers:
+            if isinstance(answer, FarmError):
+                raise answer
+            surveys.append(answer)
         request, place, note = self._request, self._place, self._listener.note
-        chosen = one_model.choose_workloads(survey.workloads, request.ops)
+        found = {each.hash: each for survey in reversed(surveys) for each in survey.workloads}
+        chosen = one_model.choose_workloads(list(found.values()), request.ops)
         self._workloads = one_model.drop_known(request, chosen, self._store) if request.only_unknown else chosen
         if request.only_unknown:
             note(f"tuning {len(self._workloads)} of {len(chosen)} workloads, which have no record")
         if not self._workloads:
             return None
-        gflop = sum(each.flop * each.weight for each in self._workloads) / 1e9
+        chosen_hashes = {each.hash for each in self._workloads}
+        self._weights = {each.hash: each.weight for each in surveys[0].workloads if each.hash in chosen_hashes}
+        gflop = sum(each.flop * self._weights.get(each.hash, 0) for each in self._workloads) / 1e9
         note(f"{request.model.name}: {len(self._workloads)} workloads, {gflop:.2f} GFLOP per inference")
         if not request.fresh:
             kind = request.board_type.name
@@ -191,7 +199,7 @@ class _Run:
         self._submitted_at = time.monotonic()
         if self._recalled:
             note(f"starting from {self._recalled} candidates measured by earlier runs (--fresh would not)")
-        return one_model.submit(request, place, survey, self._workloads, self._store, self._settings, name_user())
+        return one_model.submit(request, place, surveys, self._workloads, self._store, self._settings, name_user())
 
     def _look(self, campaign: FleetCampaign) -> None:
         """Show its progress. Raises UnavailableError where no board was free in time."""
@@ -222,7 +230,10 @@ class _Run:
         progress = campaign.progress or {}
         counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)
         tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
-        parts = [task["weight"] * task["best_s"] for task in tasks if task["best_s"] is not None]
+        mine = [
+            (self._weights[task["workload"]], task["best_s"]) for task in tasks if task["workload"] in self._weights
+        ]
+        parts = [weight * best_s for weight, best_s in mine if best_s is not None]
         first = min((row["recorded_at"] for row in good), default=None)
         began = time.time() - (time.monotonic() - self._request.since)
         return Tuned(
@@ -234,7 +245,7 @@ class _Run:
             tasks=tasks,
             trials=counts | merge_faults(counts, progress),
             verdict=progress.get("verdict") or {},
-            latency_s=math.fsum(parts) if len(parts) == len(tasks) else None,
+            latency_s=math.fsum(parts) if len(parts) == len(mine) else None,
             recalled=self._recalled,
             seconds_to_first_trial=None if first is None else first - began,
             seconds_starting=self._submitted_at - self._request.since,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,8 +100,7 @@ def compile_(
     with options.open_store(settings) as store:
         if missing == make.TUNE:
             for order in orders:
-                for opened in order.opened.list_sizes():
-                    _tune(dataclasses.replace(order, opened=opened), settings, store, trials, since)
+                _tune(order, settings, store, trials, since)
         output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
         if len(orders) > 1:
             artifact = make.make_faster(orders, out, settings, store, output.note)
@@ -247,9 +245,16 @@ def _read_labels(path: Path | None) -> bytes | None:
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
     screen = CampaignScreen()
-    model = plan_models.to_variant(order.source, order.inputs)
+    model, *others = plan_models.to_variants(order.opened)
     request = one_model.OneModelRequest(
-        "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
+        "compile",
+        model,
+        order.board_type,
+        trials,
+        simulated=order.simulated,
+        only_unknown=True,
+        others=tuple(others),
+        since=since,
     )
     try:
         import_check.require_right_import(order.source, order.inputs, screen.note)

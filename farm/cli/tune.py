@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, import_check, on_board, places
+from farm.artifacts import catalogue, given_model, import_check, on_board, places
+from farm.artifacts import lengths as artifact_lengths
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
@@ -83,14 +84,16 @@ def tune(
         kind, name = on_board.choose_board(store, board_type, board)
         if virtual and (added := local.require_virtual(store, kind, machine.name_user())):
             screen.note(f"added {' and '.join(added)} (simulated)")
-        source, inputs = options.read_model(model, shape, batch, trust_model)
-
+        opened = given_model.open_model(model, shape or (), batch, trust_model)
+        source = opened.source
         options.require_float(source, weights)
+        artifact_lengths.find_output_axes(opened)
         own = pipeline.store_weights(gpus.require_device(pipeline.make_exact(kind, exact), device), weights)
+        variants = plan_models.to_variants(opened)
         try:
             request = one_model.OneModelRequest(
                 "tune",
-                plan_models.to_variant(source, inputs),
+                variants[0],
                 own,
                 trials,
                 board=name,
@@ -98,10 +101,11 @@ def tune(
                 fresh=fresh,
                 wait_s=wait_s,
                 virtual=virtual,
+                others=tuple(variants[1:]),
                 since=since,
             )
             if folder is not None:
-                import_check.require_right_import(source, inputs, screen.note)
+                import_check.require_right_import(source, opened.inputs, screen.note)
             tuned = campaign_tune.tune(request, settings, store, screen)
         finally:
             screen.close()

@@ -22,16 +22,19 @@ _STEP, _LEAST_SIZE, _MOST_SIZES = 4, 8, 3
 class Lengths:
     """The dimension `name` has from `least` to the greatest of the ascending `sizes`, which are compiled.
 
-    `axes` are its places in the inputs, by the input's name.
+    `text` is the option, `axes` are its places in the inputs, by the input's name.
     """
 
+    text: str
     name: str
     least: int
     sizes: tuple[int, ...]
     axes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
-    def bind(self, inputs: Sequence[InputSpec], given: Mapping[str, tuple[int, ...]]) -> Lengths:
-        """Find the dimension in a model's inputs. Raises UsageError where none has it, or `given` fixes it."""
+    def bind(
+        self, inputs: Sequence[InputSpec], given: Mapping[str, tuple[int, ...]], batch: int | None = None
+    ) -> Lengths:
+        """Find the dimension in a model's inputs. Raises UsageError where none has it, or `given` or `batch` fix it."""
         axes = {
             spec.name: found
             for spec in inputs
@@ -44,7 +47,13 @@ class Lengths:
             )
         if fixed := [name for name in given if name in axes or name == self.name]:
             raise UsageError(f"--shape gives the dimension {self.name!r} twice: as a range and by {fixed[0]!r}")
+        if batch is not None and any(0 in each for each in axes.values()):
+            raise UsageError(f"--shape gives a range to {self.name!r}, the dimension that --batch {batch} sets")
         return dataclasses.replace(self, axes=axes)
+
+    def fix(self, size: int) -> str:
+        """Return the option for one size."""
+        return f"{self.name}={size}"
 
     def set_length(self, inputs: Iterable[InputSpec], length: int) -> tuple[InputSpec, ...]:
         """Return the inputs with another length."""
@@ -94,7 +103,7 @@ def _parse_range(text: str, name: str, numbers: str) -> Lengths:
         raise UsageError(f"--shape {text!r}: the sizes after @ do not ascend")
     if sizes[0] < least or sizes[-1] != end:
         raise UsageError(f"--shape {text!r}: the sizes after @ lie in the range, and the last one is its end, {end}")
-    return Lengths(name, least, sizes)
+    return Lengths(text, name, least, sizes)
 
 
 def _choose_sizes(least: int, end: int) -> tuple[int, ...]:

@@ -116,13 +116,17 @@ class MeasureOrder(_Stored):
 
 
 class ModelOrder(_Stored):
-    """A planned model: `plan.to_document` of it, and shapes as the file gives them."""
+    """A planned model: `plan.to_document` of it, and shapes as the file gives them.
+
+    `lengths` is the range of lengths that it is one size of, the last of its shapes; "" for none.
+    """
 
     name: str
     origin: str
     sha256: str
     batch: int | None
     shapes: tuple[str, ...] = ()
+    lengths: str = ""
 
 
 class Order(_Stored):

@@ -9,11 +9,15 @@ import onnx
 import pytest
 
 from farm.artifacts import lengths as artifact_lengths
-from farm.artifacts.given_model import GivenModel, open_model
+from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts.given_model import GivenModel, open_model, open_source
 from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths, Tensor, describe_file, open_artifact
 from farm.artifacts.package import find_version
 from farm.artifacts.runtime.inputs import InputError
 from farm.artifacts.runtime.lengths import fit
+from farm.campaign.plan_models import read_models, to_variants
+from farm.campaign.spec import check_campaign
+from farm.campaign.submit import to_model
 from farm.errors import UsageError
 from farm.models.lengths import split_shapes
 from tests.encoders import make_encoder
@@ -142,3 +146,34 @@ def test_a_manifest_without_lengths_is_as_before(tmp_path: pathlib.Path) -> None
     assert find_version(with_lengths()) != find_version(make_manifest())
     with pytest.raises(ValueError, match=r"there is no model-8\.so"):
         make_manifest(lengths=with_lengths().lengths)
+
+
+def test_every_size_is_tuned_and_one_artifact_made(tmp_path: pathlib.Path) -> None:
+    """The sizes are models of a campaign by file or `farm tune`; their artifact has the range."""
+    opened = open_encoder(tmp_path, "tokens=1..64@8,64", batch=2)
+    file = check_campaign(
+        {
+            "name": "c",
+            "models": [{"path": "encoder.onnx", "batch": 2, "lengths": "tokens=1..64@8,64"}],
+            "boards": {"types": "jetson-nano"},
+            "budget": {"trials": 1},
+        },
+        str(tmp_path / "c.yaml"),
+    )
+    variants, faults = read_models(file)
+    assert (faults, to_variants(opened)) == ([], variants[::-1])
+    assert [each.name for each in variants] == ["encoder tokens=8", "encoder tokens=64"]
+    assert [[spec.shape for spec in each.inputs] for each in variants] == [[(2, 8)] * 2, [(2, 64)] * 2]
+    kind = {"type": "jetson-nano", "simulated": False, "pipeline": "graph/2", "points": ["default"]}
+    models = [to_model(each).model_dump(exclude_unset=True) for each in variants]
+    (wanted,) = list_artifacts({"models": models, "types": [kind]})
+    assert wanted.name == "encoder-jetson-nano"
+    assert "--batch 2 --shape tokens=1..64@8,64" in wanted.command
+
+
+def test_a_tuned_batch_is_found_again(tmp_path: pathlib.Path) -> None:
+    """A variant for a campaign names the model as it is in its file, and what was asked of it."""
+    opened = open_encoder(tmp_path, "tokens=8", batch=2)
+    (variant,) = to_variants(opened)
+    assert (variant.source.sha256, variant.batch) == (opened.about.sha256, 2)
+    assert open_source(variant.source, variant.shapes, variant.batch).inputs == opened.inputs == variant.inputs
