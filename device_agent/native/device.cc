@@ -34,6 +34,51 @@ CUstream as_stream(TVMStreamHandle stream) { return static_cast<CUstream>(stream
 CUdeviceptr as_device(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 bool is_on_host(Device device) { return device.device_type == kDLCPU; }
 
+// Memory that this process holds on the GPU, and how much more it may take. No limit of the system counts it.
+class Budget {
+ public:
+  void allow(size_t more) {
+    Locked locked(&mutex_);
+    allowed_ = held_ + more < more ? SIZE_MAX : held_ + more;
+  }
+
+  CUdeviceptr take(size_t bytes) {
+    Locked locked(&mutex_);
+    bool over = bytes > allowed_ || held_ > allowed_ - bytes;
+    CUdeviceptr pointer = 0;
+    // CUDA_ERROR_OUT_OF_MEMORY
+    CUresult result = over ? static_cast<CUresult>(2) : driver().cuMemAlloc_v2(&pointer, bytes);
+    check(result, "cuMemAlloc of " + text(bytes) + " bytes" + (over ? " beyond the limit" : ""));
+    first_ = new Piece{pointer, bytes, first_};
+    held_ += bytes;
+    return pointer;
+  }
+
+  void give_back(CUdeviceptr pointer) {
+    Locked locked(&mutex_);
+    Piece** at = &first_;
+    while (*at != nullptr && (*at)->pointer != pointer) at = &(*at)->next;
+    if (*at == nullptr) return;
+    Piece* found = *at;
+    held_ -= found->bytes;
+    *at = found->next;
+    delete found;
+  }
+
+ private:
+  struct Piece {
+    CUdeviceptr pointer;
+    size_t bytes;
+    Piece* next;
+  };
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+  Piece* first_ = nullptr;
+  size_t held_ = 0;
+  size_t allowed_ = SIZE_MAX;
+};
+
+Budget budget;
+
 // Temporary memory of one thread, cached: kernels request the same sizes repeatedly.
 class Workspaces {
  public:
@@ -46,8 +91,7 @@ class Workspaces {
     }
     if (found == nullptr) {
       use_device(device);
-      CUdeviceptr pointer = 0;
-      FARM_CUDA(cuMemAlloc_v2, &pointer, bytes);
+      CUdeviceptr pointer = budget.take(bytes);
       found = first_ = new Block{reinterpret_cast<void*>(pointer), bytes, device, false, first_};
     }
     found->taken = true;
@@ -115,10 +159,7 @@ class CudaDevice final : public tvm::runtime::DeviceAPI {
   // The driver aligns to 256 bytes, more than TVM ever asks for.
   void* AllocDataSpace(Device device, size_t bytes, size_t, DLDataType) final {
     use_device(device.device_id);
-    CUdeviceptr pointer = 0;
-    CUresult result = driver().cuMemAlloc_v2(&pointer, bytes ? bytes : 1);
-    check(result, "cuMemAlloc of " + text(bytes) + " bytes");
-    return reinterpret_cast<void*>(pointer);
+    return reinterpret_cast<void*>(budget.take(bytes ? bytes : 1));
   }
 
   // Frees nothing once the context is lost: the driver has the memory back, and tensors are freed while the kernel's
@@ -127,6 +168,7 @@ class CudaDevice final : public tvm::runtime::DeviceAPI {
     if (is_context_lost()) return;
     use_device(device.device_id);
     FARM_CUDA(cuMemFree_v2, as_device(pointer));
+    budget.give_back(as_device(pointer));
   }
 
   TVMStreamHandle CreateStream(Device device) final {
@@ -242,3 +284,6 @@ const Registration registration({{"device_api.cuda", get_device_api}, {"runtime.
 
 }  // namespace
 }  // namespace farm
+
+// For the agent: let this process take so many more bytes of the GPU's memory.
+extern "C" __attribute__((visibility("default"))) void tvm_farm_allow_memory(size_t more) { farm::budget.allow(more); }

@@ -51,6 +51,7 @@ _STATUS = {
     # These occur before any candidate code runs.
     "CUDA_ERROR_NO_DEVICE": Status.FARM_ERROR,
     "CUDA_ERROR_DEVICE_UNAVAILABLE": Status.FARM_ERROR,
+    "CUDA_ERROR_NOT_INITIALIZED": Status.FARM_ERROR,
     "CUDA_ERROR_OPERATING_SYSTEM": Status.FARM_ERROR,
 }
 
@@ -106,6 +107,11 @@ def open_device() -> Any:
     except RuntimeError as error:
         raise AgentError(str(error)) from error
     return device
+
+
+def allow_memory(more_bytes: int) -> None:
+    """Let this process take so much more of the GPU's memory, beside what it holds. `open_device` comes first."""
+    ctypes.CDLL(os.environ[_PLUGIN_VARIABLE]).tvm_farm_allow_memory(ctypes.c_size_t(more_bytes))
 
 
 def forget_memory() -> None:

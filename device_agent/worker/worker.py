@@ -252,6 +252,7 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
         if isinstance(spec, protocol.MeasureSpec):
             # As before a fork: small inputs are charged to the candidate neither in memory nor in time.
             arguments.prepare(spec.arguments, spec.seed)
+        gpu.allow_memory(allowed.memory_bytes)
         return limits.allow_data(allowed.memory_bytes)
 
     while found := orders.receive():
@@ -344,7 +345,8 @@ def _judge(end: End, allowed: Limits, *, on_gpu: bool) -> tuple[Outcome, bytes]:
         return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
     near_bytes = max(_NEAR_BYTES, _NEAR_LIMIT * allowed.memory_bytes)
     at_limit = end.peak_bytes > end.allowed_bytes - near_bytes > 0
-    if at_limit or "bad_alloc" in end.output:
+    # Compiled code cannot pass an exception on: it ends the process, and says which.
+    if at_limit or "bad_alloc" in end.output or gpu.find_status(end.output) is Status.OUT_OF_MEMORY:
         message = f"crashed ({name}) at its limit of {allowed.memory_bytes} bytes{said}"
         return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
     return Outcome(Status.CRASHED, f"killed by {name}{said}", signal=name), b""

@@ -107,6 +107,8 @@ def find_file(package: str, name: str) -> Path:
 # 70 ms for a matrix product, some seconds for all kernels of a big model.
 _TIMEOUT_S = 120.0
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
+# A hint of PTX 8.3 that older drivers refuse.
+_HINT = re.compile(r'^\s*\.pragma\s+"used_bytes_mask[^"]*";\n', re.MULTILINE)
 _COMPILED = re.compile(
     r"Compiling entry function '(\w+)'.*?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
     r".*?Used (\d+) registers(.*?)$",
@@ -169,7 +171,7 @@ def _parse(version: str) -> tuple[int, ...]:
 
 
 def rewrite_version(text: str, newest: str) -> str:
-    """Lower the ISA version in a PTX header to `newest`, such as 6.5.
+    """Lower the ISA version in a PTX header to `newest`, such as 6.5, and drop the hints that it does not know.
 
     `check` finds out whether the code fits that ISA. Raises PermanentError for text that is no PTX.
     """
@@ -178,7 +180,7 @@ def rewrite_version(text: str, newest: str) -> str:
         raise PermanentError("the CUDA compiler gave PTX without a .version")
     if not is_newer(f"{found[1]}.{found[2]}", newest):
         return text
-    return text[: found.start()] + f".version {newest}" + text[found.end() :]
+    return text[: found.start()] + f".version {newest}" + _HINT.sub("", text[found.end() :])
 
 
 def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:

@@ -23,6 +23,8 @@ from typing import Any
 # package's __init__ would also import cuda, rocm and hexagon.
 _FAMILIES = ("x86", "arm_cpu")
 _BY_MACHINE = {"x86_64": ("x86",), "aarch64": ("arm_cpu",)}
+# Compute capability 8.0, Ampere.
+_FIRST_WITH_TENSOR_CORES = 80
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 # `_imported_quickly` changes global state, so one thread at a time.
 _LOADING = threading.RLock()
@@ -42,7 +44,14 @@ def load_compiler() -> Any:
 
 
 def load_for(target: Any) -> None:
-    """Import the intrinsics that MetaSchedule looks up for one target."""
+    """Import the intrinsics that MetaSchedule looks up for one target.
+
+    Those of tensor cores only where TVM's rules for GPUs ask for them: they take half a second.
+    """
+    if str(target.kind.name) == "cuda":
+        if int(str(target.attrs["arch"]).removeprefix("sm_")) >= _FIRST_WITH_TENSOR_CORES:
+            _load_intrinsics("cuda")
+        target = target.host
     machine = str(target.attrs.get("mtriple", "")).partition("-")[0]
     for family in _BY_MACHINE.get(machine, _FAMILIES):
         _load_intrinsics(family)

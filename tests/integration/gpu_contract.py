@@ -146,6 +146,27 @@ def check_workspaces() -> Any:
     return [len(set(taken)), taken[0] % 256, LOG.read_text().count("cuMemAlloc_v2 4096")]
 
 
+def check_limited_memory() -> Any:
+    """A megabyte beside what is held: half of it, again after it was given back, then too much."""
+    import tvm.runtime
+
+    from device_agent.platforms import gpu
+
+    set_gpu()
+    os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
+    held = tvm.runtime.empty((1 << 20,), "float32", tvm.runtime.cuda(0))
+    gpu.allow_memory(1 << 20)
+    for _ in range(3):
+        half = tvm.runtime.empty((1 << 17,), "float32", tvm.runtime.cuda(0))
+        del half
+    kept = tvm.runtime.empty((1 << 18,), "float32", tvm.runtime.cuda(0))
+    del held
+    try:
+        tvm.runtime.empty((1 << 21,), "float32", tvm.runtime.cuda(0))
+    except RuntimeError as error:
+        return [str(error), kept.shape[0]]
+
+
 def check_streams() -> Any:
     """A stream of TVM's is made, awaited by another, synchronised and freed."""
     import tvm.runtime

@@ -70,6 +70,8 @@ def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
     assert ptx.rewrite_version(older, "6.5") == older
     with pytest.raises(PermanentError, match="PTX without"):
         ptx.rewrite_version("ret;", "6.5")
+    hinted = text.replace("ret;", '.pragma "used_bytes_mask 4095";\n\tret;', 1)
+    assert ptx.rewrite_version(hinted, "6.0").split() == older.split()
     later = ptx.rewrite_version(text, "6.5").replace("ret;", "activemask.b32 %r1;\n\tret;", 1)
     assert ptx.check(later, "sm_53", ROOMY)
     with pytest.raises(PermanentError, match=r"ptxas refuses the code for sm_53: (?s:.*)[Aa]ctivemask"):
