@@ -108,11 +108,8 @@ def _join_lengths(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
     fixed = model["shapes"][-1]
     if fixed != lengths.fix(lengths.sizes[-1]):
         return None
-    return {
-        **model,
-        "name": model["name"].removesuffix(f" {fixed}"),
-        "shapes": [*model["shapes"][:-1], lengths.text],
-    }
+    name, shapes = model["name"].removesuffix(f" {fixed}"), [*model["shapes"][:-1], lengths.text]
+    return {**model, "name": name, "shapes": shapes}
 
 
 def to_name(*words: str) -> str:

@@ -16,7 +16,7 @@ from farm.artifacts import runtime
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.runtime.lengths import check, fit
+from farm.artifacts.runtime.lengths import fit
 from farm.artifacts.timing import ordered
 from farm.artifacts.verify import compare, find_worst
 from farm.errors import PermanentError, UnavailableError, UsageError
@@ -49,13 +49,11 @@ def make_cases(opened: GivenModel, manifest: Manifest, given: Sequence[tuple[str
     cases = make_seeded(opened.source, opened.inputs, _find_factor(manifest))
     if (lengths := opened.lengths) is None:
         return cases
+    found = [(each, make_seeded(opened.source, lengths.set_length(opened.inputs, each))) for each in lengths.sizes[:-1]]
     for before, size in zip((lengths.least - 1, *lengths.sizes), lengths.sizes, strict=False):
-        if size != lengths.sizes[-1]:
-            own = make_seeded(opened.source, opened.set_length(size).inputs, _find_factor(manifest))
-            cases += [(f"{size} {lengths.name}, {name}", arrays) for name, arrays in own]
         if (between := (before + 1 + size) // 2) < size:
-            own = make_unmasked(opened.set_length(between).inputs)
-            cases += [(f"{between} {lengths.name}, {name}", arrays) for name, arrays in own]
+            found.append((between, make_unmasked(lengths.set_length(opened.inputs, between))))
+    cases += [(f"{length} {lengths.name}, {name}", arrays) for length, own in found for name, arrays in own]
     return cases
 
 
@@ -108,7 +106,7 @@ def _break_some(specs: Sequence[InputSpec]) -> Arrays:
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
     """Return arrays in the model's order. Raises UsageError that says what it takes and what was given."""
     try:
-        return check(manifest.to_runtime(), arrays)
+        return fit(manifest.to_runtime(), arrays).given
     except runtime.InputError as error:
         raise UsageError(str(error)) from error
 

@@ -80,13 +80,10 @@ class GivenModel:
 
     def list_sizes(self) -> list[GivenModel]:
         """List it with each compiled length; itself where it has none."""
-        return [self.set_length(size) for size in self.lengths.sizes] if self.lengths else [self]
-
-    def set_length(self, length: int) -> GivenModel:
-        """Return it with another length of its open dimension."""
         if self.lengths is None:
-            return self
-        return dataclasses.replace(self, inputs=self.lengths.set_length(self.inputs, length))
+            return [self]
+        inputs = [self.lengths.set_length(self.inputs, size) for size in self.lengths.sizes]
+        return [dataclasses.replace(self, inputs=each) for each in inputs]
 
 
 def open_model(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> GivenModel:

@@ -12,43 +12,47 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths
 from farm.artifacts.runtime.lengths import Fitted, pad
-from farm.artifacts.verify import compare
+from farm.artifacts.verify import compare, find_worst
 from farm.errors import PermanentError, UsageError
 from farm.models.lengths import Lengths
 
-Axes = dict[str, tuple[int, ...]]
 
-
-def find_output_axes(opened: GivenModel) -> Axes:
+def find_output_axes(opened: GivenModel) -> dict[str, tuple[int, ...]]:
     """Return the dimensions of outputs to crop, by name. Raises UsageError where padding changes what they hold."""
     lengths = opened.lengths
     if lengths is None:
         return {}
-    names = [output.name for output in opened.source.load().graph.output]
-    axes: Axes = dict.fromkeys(names, ())
-    for length in _choose_lengths(lengths):
-        size = lengths.find_size(length)
-        cases = checking.make_unmasked(opened.set_length(length).inputs)
+    axes = {output.name: tuple[int, ...]() for output in opened.source.load().graph.output}
+    # Most padding of the smallest and of the greatest size, and least.
+    begin = (lengths.least - 1, *lengths.sizes)[-2] + 1
+    for length in sorted({lengths.least, begin, lengths.sizes[-1] - 1} - {lengths.least - 1, *lengths.sizes}):
+        size = next(size for size in lengths.sizes if size >= length)
+        cases = checking.make_unmasked(lengths.set_length(opened.inputs, length))
         padded = [(name, pad(arrays, lengths.axes, size - length)) for name, arrays in cases]
         try:
-            wanted, got = (checking.run_reference(opened.source, each) for each in (cases, padded))
+            outputs = checking.run_reference(opened.source, [*cases, *padded])
         except PermanentError as error:
             raise UsageError(
                 f"{opened.about.name} does not run with {length} {lengths.name}, or padded to {size}: {error.message}",
                 "Give a range in which it runs.",
             ) from error
-        for name, short, long in zip(names, wanted[0], got[0], strict=True):
-            axes[name] = _find_changed(name, short.shape, long.shape, length, size, lengths)
-        fitted = Fitted("", {}, length, dict(enumerate(axes.values())))
-        for reference, outputs in zip(wanted, got, strict=True):
-            compared = compare(fitted.crop(outputs), reference)
-            if not compared.matches:
-                raise _refuse(lengths, f"padded from {length} to {size}, {compared.reason}")
+        wanted, got = outputs[: len(cases)], outputs[len(cases) :]
+        for name, short, long in zip(axes, wanted[0], got[0], strict=True):
+            sizes = enumerate(zip(short.shape, long.shape, strict=False))
+            axes[name] = tuple(at for at, pair in sizes if pair == (length, size))
+        fitted = Fitted("", {}, {}, length, list(axes.values()))
+        found = find_worst(compare(fitted.crop(each), own) for each, own in zip(got, wanted, strict=True))
+        if not found.matches:
+            raise UsageError(
+                f"the model is not right with {lengths.name} padded from {length} to {size}: {found.reason}",
+                "Export it with an attention mask as input, or compile an artifact for each length: "
+                f"--shape {lengths.fix(lengths.sizes[-1])}.",
+            )
     return {name: found for name, found in axes.items() if found}
 
 
 def join_sizes(
-    lengths: Lengths, outputs: Axes, made: Sequence[tuple[Manifest, Mapping[str, bytes]]]
+    lengths: Lengths, outputs: dict[str, tuple[int, ...]], made: Sequence[tuple[Manifest, Mapping[str, bytes]]]
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Return the manifest and files of one artifact from those of its sizes, ascending.
 
@@ -59,10 +63,9 @@ def join_sizes(
     for size, (each, own) in zip(lengths.sizes, made, strict=True):
         library = manifests.LIBRARY if each is manifest else f"model-{size}.so"
         files[library] = own[manifests.LIBRARY]
+        latency_s = each.predicted_latency_s
         compiled.append(
-            CompiledSize(
-                size=size, library=library, workloads=each.workloads, predicted_latency_s=each.predicted_latency_s
-            )
+            CompiledSize(size=size, library=library, workloads=each.workloads, predicted_latency_s=latency_s)
         )
     changes = {
         "files": {name: manifests.describe_file(data) for name, data in files.items()},
@@ -73,27 +76,3 @@ def join_sizes(
         ),
     }
     return manifest.model_copy(update=changes), files
-
-
-def _choose_lengths(lengths: Lengths) -> list[int]:
-    """Return the shortest, the middle and the longest length between the compiled sizes."""
-    between = [each for each in range(lengths.least, lengths.sizes[-1]) if each not in lengths.sizes]
-    return sorted({between[0], between[len(between) // 2], between[-1]}) if between else []
-
-
-def _find_changed(
-    name: str, short: tuple[int, ...], long: tuple[int, ...], length: int, size: int, lengths: Lengths
-) -> tuple[int, ...]:
-    """Return the dimensions of an output that follow the input's length."""
-    changed = [at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b]
-    if len(short) != len(long) or any((short[at], long[at]) != (length, size) for at in changed):
-        raise _refuse(lengths, f"output {name!r} has the shape {short} for {length}, and {long} for {size}")
-    return tuple(changed)
-
-
-def _refuse(lengths: Lengths, what: str) -> UsageError:
-    return UsageError(
-        f"the model is not right with padded {lengths.name}: {what}",
-        "Export it with an attention mask as input, or compile an artifact for each length: "
-        f"--shape {lengths.name}={lengths.sizes[-1]}.",
-    )

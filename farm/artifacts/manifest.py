@@ -336,11 +336,8 @@ class Manifest(StrictModel):
     @property
     def code_sha256(self) -> str:
         """The digest of all libraries; of one, its own."""
-        if self.lengths is None:
-            return self.library.sha256
-        return hashlib.sha256(
-            "".join(self.files[each.library].sha256 for each in self.lengths.sizes).encode()
-        ).hexdigest()
+        digests = [self.files[each.library].sha256 for each in self.list_sizes()]
+        return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else self.library.sha256
 
     def list_sizes(self) -> tuple[CompiledSize, ...]:
         """List the compiled lengths; none for a model of fixed shapes."""
@@ -448,16 +445,6 @@ def require_cpu(manifest: Manifest, what: str) -> None:
         raise UsageError(
             f"{manifest.name} is compiled for a GPU, and {what} takes CPU code only",
             "Remove --format: wheels and tars take GPU code.",
-        )
-
-
-def require_fixed(manifest: Manifest, what: str) -> None:
-    """Raise UsageError for an artifact with a range of lengths where only fixed shapes are accepted."""
-    if manifest.lengths is not None:
-        name, size = manifest.lengths.name, manifest.lengths.sizes[-1].size
-        raise UsageError(
-            f"{manifest.name} is compiled for a range of {name}, and {what} takes one length",
-            f"Compile an artifact for each, as in --shape {name}={size}; wheels and tars take a range.",
         )
 
 

@@ -67,7 +67,11 @@ def write_package(
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
     if form == C:
         manifests.require_cpu(artifact.manifest, "a C package")
-        manifests.require_fixed(artifact.manifest, "a C package")
+        if lengths := artifact.manifest.lengths:
+            raise UsageError(
+                f"{artifact.manifest.name} is compiled for a range of {lengths.name}, and a C package takes one length",
+                f"Compile one with --shape {lengths.name}={lengths.sizes[-1].size}; wheels and tars take a range.",
+            )
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
     root = _plan_name(package, artifact.manifest, form)

@@ -458,22 +458,22 @@ def _survey(
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """Survey every model for every type that can hold it. Types of one form share an import."""
     wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
-    jobs = list({(model.index, model.batch, form): (model, form) for model, _, form in wanted}.values())
+    jobs = list({(model.index, model.name, form): (model, form) for model, _, form in wanted}.values())
     answers = {
-        (model.index, model.batch, form): answer
+        (model.index, model.name, form): answer
         for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True)
     }
     faults: list[tuple[Place, str]] = [
         (("models", model.index), f"{model.name}: {documents.to_text(answer)}")
         for model, form in jobs
-        if isinstance(answer := answers[model.index, model.batch, form], UsageError)
+        if isinstance(answer := answers[model.index, model.name, form], UsageError)
     ]
     if faults:
         raise documents.to_error(campaign.path, list(dict.fromkeys(faults)))
     surveyed: list[tuple[BoardsOfType, Surveyed]] = [(each, []) for each in types]
     for boards, surveys in surveyed:
         for model, each, form in wanted:
-            answer = answers[model.index, model.batch, form]
+            answer = answers[model.index, model.name, form]
             if each is boards and isinstance(answer, WorkloadSurvey):
                 surveys.append((model, answer))
     _require_work(campaign, surveyed)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from farm.artifacts.given_model import GivenModel
+from farm.artifacts import lengths as artifact_lengths
+from farm.artifacts.given_model import GivenModel, open_source
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
 from farm.inventory import documents
@@ -102,17 +103,15 @@ def _list_variants(
     index: int, name: str, source: ModelSource, shapes: Sequence[str], batch: int | None
 ) -> list[ModelVariant]:
     """Return the model with these shapes; with a range of lengths one for each size, ascending."""
+    opened = open_source(source, shapes, batch)
+    artifact_lengths.find_output_axes(opened)
     plain, lengths = split_shapes(shapes)
-    chosen = [(name, tuple(plain))]
-    if lengths is not None:
-        lengths.bind(read_inputs(source.load()), parse_shapes(plain), batch)
-        fixed = [lengths.fix(size) for size in lengths.sizes]
-        chosen = [(f"{name} {each}", (*plain, each)) for each in fixed]
     variants = []
-    for called, own in chosen:
-        _, inputs = _set_shapes(source, own, batch)
-        size = _count_bytes(source, inputs)
-        variants.append(ModelVariant(index, called, source, own, batch, inputs, size, lengths.text if lengths else ""))
+    for number, each in enumerate(opened.list_sizes()):
+        fixed = [lengths.fix(lengths.sizes[number])] if lengths else []
+        called, text = " ".join([name, *fixed]), lengths.text if lengths else ""
+        size = _count_bytes(source, each.inputs)
+        variants.append(ModelVariant(index, called, source, (*plain, *fixed), batch, each.inputs, size, text))
     return variants
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
-from farm.artifacts import given_model, import_check, lengths
+from farm.artifacts import import_check
 from farm.campaign import plan
 from farm.campaign.plan import Gathered, gather, to_document
 from farm.campaign.plan_models import ModelVariant
@@ -46,10 +46,6 @@ def submit(
     order = make_order(gathered, campaign.spec, settings, owner).model_copy(update={"compile_to": compile_to})
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
-    for model in gathered.plan.models:
-        if model.lengths:
-            ranged = given_model.open_source(model.source, (*model.shapes[:-1], model.lengths), model.batch)
-            lengths.find_output_axes(ranged)
     if compile_to is not None:
         for model in gathered.plan.models:
             import_check.require_right_import(model.source, model.inputs, note)
@@ -149,15 +145,10 @@ def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None
 
 def to_model(model: ModelVariant) -> ModelOrder:
     """Convert a planned model to an order's."""
-    about = {"lengths": model.lengths} if model.lengths else {}
-    return ModelOrder(
-        name=model.name,
-        origin=model.source.origin,
-        sha256=model.source.sha256,
-        batch=model.batch,
-        shapes=model.shapes,
-        **about,
+    order = ModelOrder(
+        name=model.name, origin=model.source.origin, sha256=model.source.sha256, batch=model.batch, shapes=model.shapes
     )
+    return order.model_copy(update={"lengths": model.lengths}) if model.lengths else order
 
 
 def to_type(

@@ -173,11 +173,9 @@ class _Run:
 
     def _submit(self, answers: Sequence[WorkloadSurvey | FarmError]) -> str | None:
         """Order the campaign; None where the model has nothing that can be tuned."""
-        surveys = []
-        for answer in answers:
-            if isinstance(answer, FarmError):
-                raise answer
-            surveys.append(answer)
+        if error := next((each for each in answers if isinstance(each, FarmError)), None):
+            raise error
+        surveys = [each for each in answers if isinstance(each, WorkloadSurvey)]
         request, place, note = self._request, self._place, self._listener.note
         found = {each.hash: each for survey in reversed(surveys) for each in survey.workloads}
         chosen = one_model.choose_workloads(list(found.values()), request.ops)
@@ -186,8 +184,8 @@ class _Run:
             note(f"tuning {len(self._workloads)} of {len(chosen)} workloads, which have no record")
         if not self._workloads:
             return None
-        chosen_hashes = {each.hash for each in self._workloads}
-        self._weights = {each.hash: each.weight for each in surveys[0].workloads if each.hash in chosen_hashes}
+        tuned = {each.hash for each in self._workloads}
+        self._weights = {each.hash: each.weight for each in surveys[0].workloads if each.hash in tuned}
         gflop = sum(each.flop * self._weights.get(each.hash, 0) for each in self._workloads) / 1e9
         note(f"{request.model.name}: {len(self._workloads)} workloads, {gflop:.2f} GFLOP per inference")
         if not request.fresh:
@@ -230,10 +228,8 @@ class _Run:
         progress = campaign.progress or {}
         counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)
         tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
-        mine = [
-            (self._weights[task["workload"]], task["best_s"]) for task in tasks if task["workload"] in self._weights
-        ]
-        parts = [weight * best_s for weight, best_s in mine if best_s is not None]
+        mine = [task for task in tasks if task["workload"] in self._weights]
+        parts = [self._weights[task["workload"]] * task["best_s"] for task in mine if task["best_s"] is not None]
         first = min((row["recorded_at"] for row in good), default=None)
         began = time.time() - (time.monotonic() - self._request.since)
         return Tuned(

@@ -247,15 +247,9 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
     screen = CampaignScreen()
     model, *others = plan_models.to_variants(order.opened)
     request = one_model.OneModelRequest(
-        "compile",
-        model,
-        order.board_type,
-        trials,
-        simulated=order.simulated,
-        only_unknown=True,
-        others=tuple(others),
+        "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, others=tuple(others),
         since=since,
-    )
+    )  # fmt: skip
     try:
         import_check.require_right_import(order.source, order.inputs, screen.note)
         tune.tune(request, settings, store, screen)
@@ -314,16 +308,10 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
 
 
 def _say_lengths(lengths: SequenceLengths) -> str:
-    """The range of lengths and the compiled sizes, each with the latency summed over its workloads."""
-    said = []
-    for each in lengths.sizes:
-        mark = "~" if any(one.source != "record" for one in each.workloads) else ""
-        summed = None if each.predicted_latency_s is None else format_latency(each.predicted_latency_s)
-        said.append(f"{each.size} ({mark}{summed})" if summed else str(each.size))
-    return (
-        f"takes {lengths.least} to {lengths.sizes[-1].size} {lengths.name}, padded to {' or '.join(said)}; "
-        "the workloads above are those of the last"
-    )
+    """The range of lengths and the compiled sizes."""
+    sizes = [str(each.size) for each in lengths.sizes]
+    takes = f"takes {lengths.least} to {sizes[-1]} {lengths.name}, padded to {', '.join(sizes)}"
+    return f"{takes}; its workloads are those of {sizes[-1]}"
 
 
 def _say_latency(latency_s: float, source: str) -> str:

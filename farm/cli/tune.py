@@ -10,7 +10,6 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import catalogue, given_model, import_check, on_board, places
-from farm.artifacts import lengths as artifact_lengths
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
@@ -87,7 +86,6 @@ def tune(
         opened = given_model.open_model(model, shape or (), batch, trust_model)
         source = opened.source
         options.require_float(source, weights)
-        artifact_lengths.find_output_axes(opened)
         own = pipeline.store_weights(gpus.require_device(pipeline.make_exact(kind, exact), device), weights)
         variants = plan_models.to_variants(opened)
         try:

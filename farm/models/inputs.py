@@ -212,24 +212,26 @@ def resolve_inputs(
     settled: dict[str, int] = {}
     for name, shape in shapes.items():
         # An input may be called like its dimension.
-        is_input = name in known and (len(known[name].shape) == 1 or len(shape) != 1)
-        if not is_input and name in dimensions and len(shape) == 1:
+        if name in dimensions and len(shape) == 1 and not (name in known and len(known[name].shape) == 1):
             settled[name] = shape[0]
         elif name not in known:
             raise UsageError(
                 f"the model has no input {name!r}", f"Its inputs: {'; '.join(map(str, inputs)) or 'none'}."
             )
-    given, by_dimension = {name: shape for name, shape in shapes.items() if name not in settled}, bool(settled)
+    given, named = {name: shape for name, shape in shapes.items() if name not in settled}, bool(settled)
     resolved = [_apply(spec, given[spec.name], settled) if spec.name in given else spec for spec in inputs]
     # A `--shape` fixes a named dimension for all inputs that share it.
     resolved = [
         dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
         for spec in resolved
     ]
+    missing = [size for spec in resolved for size in spec.shape if isinstance(size, str)]
     if still_open := [spec for spec in resolved if spec.is_dynamic]:
         raise UsageError(
             f"the model leaves dimensions open: {'; '.join(map(str, still_open))}",
-            shape_hints.describe(resolved, model, by_dimension=by_dimension),
+            shape_hints.describe(resolved, model)
+            if not named or "?" in missing
+            else f"For example: --shape {missing[0]}=1",
         )
     return tuple(resolved)
 

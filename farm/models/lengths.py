@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,10 +64,6 @@ class Lengths:
             for spec in inputs
         )
 
-    def find_size(self, length: int) -> int:
-        """Return the smallest size that holds a length."""
-        return next(size for size in self.sizes if size >= length)
-
     def reopen(self, model: onnx.ModelProto) -> None:
         """Leave the dimension open in a model whose input shapes were fixed."""
         for value in model.graph.input:
@@ -99,10 +94,8 @@ def _parse_range(text: str, name: str, numbers: str) -> Lengths:
     if not 1 <= least <= end:
         raise UsageError(f"--shape {text!r}: a range goes from at least 1 to a greater length, not {least} to {end}")
     sizes = tuple(map(int, matched[3].split(","))) if matched[3] else _choose_sizes(least, end)
-    if any(size >= after for size, after in itertools.pairwise(sizes)):
-        raise UsageError(f"--shape {text!r}: the sizes after @ do not ascend")
-    if sizes[0] < least or sizes[-1] != end:
-        raise UsageError(f"--shape {text!r}: the sizes after @ lie in the range, and the last one is its end, {end}")
+    if sizes[0] < least or sizes[-1] != end or list(sizes) != sorted(set(sizes)):
+        raise UsageError(f"--shape {text!r}: the sizes after @ do not ascend within the range to its end, {end}")
     return Lengths(text, name, least, sizes)
 
 

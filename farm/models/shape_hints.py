@@ -28,18 +28,11 @@ _MOST_CHANNELS = 4
 _LENGTHS = ("seq", "len", "time", "frame", "sample")
 
 
-def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None, *, by_dimension: bool = False) -> str:
-    """Return the hint for inputs with open dimensions: example options, and that a batch of 1 is assumed.
-
-    `by_dimension` gives named dimensions in place of whole shapes.
-    """
+def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> str:
+    """Return the hint for inputs with open dimensions: example options, and that a batch of 1 is assumed."""
     shapes = suggest(inputs, model)
     still_open = [spec for spec in inputs if spec.is_dynamic]
-    given = {spec.name: ",".join(map(str, shapes[spec.name])) for spec in still_open}
-    if by_dimension:
-        sizes = [(name, at) for spec in still_open for name, at in zip(spec.shape, shapes[spec.name], strict=True)]
-        given = {name: str(at) for name, at in sizes if isinstance(name, str) and name != "?"} or given
-    options = " ".join(f"--shape {name}={value}" for name, value in given.items())
+    options = " ".join(f"--shape {spec.name}={','.join(map(str, shapes[spec.name]))}" for spec in still_open)
     assumed = any(isinstance(spec.shape[0], str) and shapes[spec.name][0] == 1 for spec in still_open)
     return f"Give the shape, for example: {options}" + (" (this assumes a batch of 1)" if assumed else "")
 

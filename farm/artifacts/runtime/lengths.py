@@ -10,44 +10,42 @@ import numpy as np
 
 from .inputs import Array, InputError, check_inputs
 
-_LIBRARY = "model.so"
-
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The `library` to run, its `inputs` in the model's order, and how to crop what it returns."""
+    """The `given` inputs in the model's order, the `library` to run, its padded `inputs`, and how to crop its outputs.
+
+    `axes` are the dimensions to crop to `length`, for each output.
+    """
 
     library: str
+    given: dict[str, Array]
     inputs: dict[str, Array]
     length: int = 0
-    axes: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict)
+    axes: Sequence[Sequence[int]] = ()
 
     def crop(self, outputs: Sequence[Array]) -> list[Array]:
         """Return the outputs without the padded positions."""
-        return [_crop(array, self.axes.get(number, ()), self.length) for number, array in enumerate(outputs)]
-
-
-def check(manifest: Mapping[str, Any], given: Mapping[str, Any] | Any) -> dict[str, Array]:
-    """Return the arrays in the model's order, of any length that it takes. Raises InputError."""
-    lengths, expected = manifest.get("lengths"), manifest["inputs"]
-    if not lengths:
-        return check_inputs(expected, given)
-    length, axes = _find_length(lengths, expected, given), lengths["inputs"]
-    return check_inputs([each | {"shape": _resize(each["shape"], axes.get(each["name"], ()), length)}
-                         for each in expected], given)  # fmt: skip
+        axes = (*self.axes, *[()] * len(outputs))
+        return [
+            array[tuple(slice(self.length if at in own else None) for at in range(array.ndim))] if own else array
+            for array, own in zip(outputs, axes, strict=False)
+        ]
 
 
 def fit(manifest: Mapping[str, Any], given: Mapping[str, Any] | Any) -> Fitted:
     """Check the inputs and pad them with zeros to the smallest compiled size that holds them. Raises InputError."""
-    arrays = check(manifest, given)
-    lengths = manifest.get("lengths")
+    expected, lengths = manifest["inputs"], manifest.get("lengths")
     if not lengths:
-        return Fitted(_LIBRARY, arrays)
-    length, axes = _find_length(lengths, manifest["inputs"], arrays), lengths["inputs"]
+        arrays = check_inputs(expected, given)
+        return Fitted("model.so", arrays, arrays)
+    length, axes = _find_length(lengths, expected, given), lengths["inputs"]
+    arrays = check_inputs([each | {"shape": [length if at in axes.get(each["name"], ()) else size
+                                             for at, size in enumerate(each["shape"])]}
+                           for each in expected], given)  # fmt: skip
     chosen = next(each for each in lengths["sizes"] if each["size"] >= length)
-    padded = pad(arrays, axes, chosen["size"] - length)
-    cropped = {number: lengths["outputs"].get(each["name"], ()) for number, each in enumerate(manifest["outputs"])}
-    return Fitted(chosen["library"], padded, length, cropped)
+    cropped = [lengths["outputs"].get(each["name"], ()) for each in manifest["outputs"]]
+    return Fitted(chosen["library"], arrays, pad(arrays, axes, chosen["size"] - length), length, cropped)
 
 
 def pad(arrays: Mapping[str, Array], axes: Mapping[str, Sequence[int]], missing: int) -> dict[str, Array]:
@@ -59,25 +57,12 @@ def pad(arrays: Mapping[str, Array], axes: Mapping[str, Sequence[int]], missing:
 
 
 def _find_length(lengths: Mapping[str, Any], expected: Sequence[Mapping[str, Any]], given: Any) -> int:
-    """Return the length of the first input that has it; the greatest one where none of those is given."""
+    """Return the length of the first input that should have it; the greatest one where it has too few dimensions."""
     least, most = lengths["least"], lengths["sizes"][-1]["size"]
+    name, (axis, *_) = next(iter(lengths["inputs"].items()))
     arrays = given if isinstance(given, Mapping) else {expected[0]["name"]: given}
-    for name, axes in lengths["inputs"].items():
-        shape = np.shape(arrays[name]) if name in arrays else ()
-        if len(shape) > axes[0]:
-            if not least <= shape[axes[0]] <= most:
-                raise InputError(
-                    f"{name} has {shape[axes[0]]} {lengths['name']}; the model takes from {least} to {most}"
-                )
-            return int(shape[axes[0]])
-    return int(most)
-
-
-def _resize(shape: Sequence[int], axes: Sequence[int], length: int) -> list[int]:
-    return [length if at in axes else size for at, size in enumerate(shape)]
-
-
-def _crop(array: Array, axes: Sequence[int], length: int) -> Array:
-    if not axes:
-        return array
-    return np.ascontiguousarray(array[tuple(slice(length if at in axes else None) for at in range(array.ndim))])
+    shape = np.shape(arrays.get(name, ()))
+    length = shape[axis] if len(shape) > axis else most
+    if not least <= length <= most:
+        raise InputError(f"{name} has {length} {lengths['name']}; the model takes from {least} to {most}")
+    return int(length)
