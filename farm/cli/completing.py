@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("completing.json")
 VARIABLE = "_FARM_COMPLETE"
 # The longest wait for a store that others write.
 _BUSY_TIMEOUT_S = 0.1
-_MODEL_FILES = (".onnx", ".pt2")
+_MODEL_FILES = (".onnx", ".pt2", ".tflite")
 # Kinds of names that the store has: the tables they are in.
 _STORED = {"boards": "boards", "campaigns": "fleet_campaigns"}
 

@@ -23,7 +23,9 @@ from farm.search.graph import pipeline as graph_pipeline
 
 @output.command
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
+    ],
     calibration: Annotated[
         str,
         typer.Option("--calibration", metavar="DIR|random", help="A folder of .npz or .npy inputs, or `random` ones."),
@@ -129,7 +131,9 @@ def list_zoo() -> output.Document:
 @app.command("show")
 @output.command
 def show(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
+    ],
     board_type: Annotated[
         str, typer.Option("--board-type", metavar="TYPE", help="Board type whose target to use.")
     ] = "local",

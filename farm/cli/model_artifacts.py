@@ -36,7 +36,9 @@ Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait f
 
 @output.command
 def compile_(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the artifact; it is created.")],
     board_type: Annotated[
         str, typer.Option("--board-type", metavar="TYPE", help="Board type to compile for; default: local.")

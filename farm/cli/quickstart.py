@@ -30,7 +30,7 @@ def quickstart(
         typer.Option(
             "--model",
             metavar="FILE.onnx|ZOO_NAME",
-            help="Model to tune: an ONNX file, or a name from `farm model zoo`.",
+            help="Model to tune: an ONNX or TFLite file, or a name from `farm model zoo`.",
         ),
     ] = "squeezenet1.1",
     trials: options.Trials = 128,

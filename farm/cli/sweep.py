@@ -30,7 +30,7 @@ app = typer.Typer(help="Sweeps: latency, power and energy of a model over a boar
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
 Board = Annotated[str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 BoardType = Annotated[
     str | None, typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards.")

@@ -32,7 +32,9 @@ _MOST_NAMED = 6
 
 @output.command
 def tune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
+    ],
     board_type: Annotated[
         str | None,
         typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine."),

@@ -1,1 +1,1 @@
-"""Models: ONNX files, the zoo, inputs, quantisation. Nothing here imports TVM; that is `farm.search`'s work."""
+"""Models: ONNX and TensorFlow Lite files, the zoo, inputs, quantisation. TVM is imported by `farm.search` alone."""

@@ -1,4 +1,4 @@
-"""Turn the user's argument into a checked ONNX model: a file, a torch.export program, or a zoo name.
+"""Turn the user's argument into a checked ONNX model: a file (ONNX, TFLite, torch.export), or a zoo name.
 
 `farm.search.graph.importer` finds out whether TVM can import it.
 """
@@ -19,18 +19,19 @@ import onnx.external_data_helper
 
 from farm.errors import UnavailableError, UsageError
 from farm.models import exported, zoo
+from farm.models.tflite import conversion
 
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1
 _ZIP = b"PK\x03\x04"
 _EXPORTED = ".pt2"
+_SUFFIXES = (".onnx", conversion.SUFFIX)
 # First bytes of files that are mistaken for models, and what to say about them.
 _LOOKALIKES = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
     (b"\x80", "it is a pickle; export the model with torch.onnx.export first"),
     (b"\x1f\x8b", "it is compressed; gunzip it first"),
     (b"<", "it is a web page or XML; the download probably failed"),
-    (b"\x1c\x00\x00\x00TFL3", "it is a TensorFlow Lite model; convert it with tf2onnx first"),
     (b"\x89HDF", "it is a Keras HDF5 file; convert it with tf2onnx first"),
 )
 
@@ -102,11 +103,12 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
                     f"{path} has {size:,} bytes; an ONNX file ends at {_MAX_BYTES:,}",
                     "Save the model with its weights as external data.",
                 )
-            return start + file.read()
+            data = start + file.read()
     except PermissionError as error:
         raise UsageError(f"{path} may not be read: permission denied", "Check the file's mode and owner.") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{typed!r} cannot be read: {error}") from error
+    return conversion.convert(path, data) if conversion.is_tflite(path, start) else data
 
 
 def _require_model(path: pathlib.Path, data: bytes) -> bytes:
@@ -177,7 +179,7 @@ def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorPr
 
 
 def _not_found(path: pathlib.Path, typed: str) -> UsageError:
-    looks_like_file = path.suffix.lower() == ".onnx" or len(path.parts) > 1
+    looks_like_file = path.suffix.lower() in _SUFFIXES or len(path.parts) > 1
     names = difflib.get_close_matches(typed.lower(), zoo.ZOO, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(names)}? " if names else ""
     hint += f"Give an ONNX file or one of the zoo: {', '.join(zoo.ZOO)}."
@@ -187,7 +189,7 @@ def _not_found(path: pathlib.Path, typed: str) -> UsageError:
 
 
 def _folder_hint(folder: pathlib.Path) -> str:
-    files = sorted(p.name for p in folder.glob("*.onnx"))[:5]
+    files = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)[:5]
     return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
 
 
