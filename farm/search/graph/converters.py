@@ -231,6 +231,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "ConvInteger": quantisation.convert_conv_integer,
     "DeformConv": pooling.convert_deform_conv,
     "DequantizeLinear": quantisation.convert_dequantize_linear,
+    recurrent.DYNAMIC: recurrent.convert_dynamic,
     "DynamicQuantizeLinear": quantisation.convert_dynamic_quantize_linear,
     "LpNormalization": arithmetic.convert_lp_normalization,
     "LpPool": pooling.convert_lp_pool,

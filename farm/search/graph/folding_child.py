@@ -36,6 +36,7 @@ MOST_NUMBERS = 1 << 22
 _MOST_ROUNDS, _MOST_NODES = 4096, 100_000
 # ONNX Runtime's operators, unknown to ONNX: the first result has the type of the first operand.
 _LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
+_LIKE_OTHERS = {"DynamicQuantizeLSTM": "LSTM"}
 _COMPUTED = frozenset(
     onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
     for name in (
@@ -200,6 +201,8 @@ class Folder:
                 )
             )
         except onnx.defs.SchemaError:
+            if node.op_type in _LIKE_OTHERS:
+                return self._infer(_respelt(node))
             like = self._types[node.input[0]] if node.op_type in _LIKE_FIRST and node.input else None
             return {} if like is None else {node.output[0]: like}
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
@@ -421,6 +424,13 @@ class Folder:
             self._visit(copy)
         found = [names.get(value.name, value.name) for value in body.output]
         return [self._names.get(name, name) for name in found]
+
+
+def _respelt(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return ONNX's operator whose results have the same types; the weights do not decide them."""
+    copy = onnx.NodeProto(op_type=_LIKE_OTHERS[node.op_type], input=[node.input[0]] * 3, output=node.output)
+    copy.attribute.extend(node.attribute)
+    return copy
 
 
 def _read_opset(model: onnx.ModelProto) -> int:

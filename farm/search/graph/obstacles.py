@@ -16,6 +16,7 @@ _MICROSOFT_OPERATORS = frozenset(
     {
         "Attention",
         "BiasGelu",
+        recurrent.DYNAMIC,
         "EmbedLayerNormalization",
         "FastGelu",
         "Gelu",
@@ -141,14 +142,14 @@ def _judge(node: onnx.NodeProto, known: frozenset[str], read: set[str]) -> tuple
         return node.op_type, "has a number of rounds that depends on computed values, or exceeds 4,096"
     if node.op_type not in known:
         return node.op_type, "has no converter"
-    wrong = _find_misread(node, read) if standard else ""
+    wrong = _find_misread(node, read) if standard or node.op_type == recurrent.DYNAMIC else ""
     return node.op_type, f"does not support {wrong}" if wrong else ""
 
 
 def _find_misread(node: onnx.NodeProto, read: set[str]) -> str:
     """Return what TVM 0.27 imports silently and computes wrongly."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    if node.op_type in recurrent.OPERATORS:
+    if node.op_type in (*recurrent.OPERATORS, recurrent.DYNAMIC):
         return recurrent.find_unsupported(node.op_type, attributes, node.input)
     is_adaptive = attributes.get("mode") == b"max" and attributes.get("sampling_ratio", 0) <= 0
     return {

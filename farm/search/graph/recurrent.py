@@ -15,9 +15,13 @@ import numpy as np
 import tvm.script
 from tvm import relax
 
+from farm.search.graph import bindings, quantisation
+
 # Gates of each operator in the order of their weights, by index of their activation.
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 0, 0, 1), "GRU": (0, 0, 1), "RNN": (0,)}
 OPERATORS = tuple(_GATES)
+# ONNX Runtime's LSTM with weights of bytes.
+DYNAMIC = "DynamicQuantizeLSTM"
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "LSTM": ("Sigmoid", "Tanh", "Tanh"),
     "GRU": ("Sigmoid", "Tanh"),
@@ -48,6 +52,7 @@ class Layer:
     resets_after_product: bool
     has_peepholes: bool
     clip: float
+    quantises_state: bool
 
     @property
     def has_inner_bias(self) -> bool:
@@ -65,7 +70,7 @@ def find_unsupported(operator: str, attributes: Mapping[str, Any], inputs: Seque
     names = [_text(each) for each in attributes.get("activations", ())]
     if strange := [name for name in names if name.lower() not in _ACTIVATIONS]:
         return f"the activation {strange[0]}"
-    if operator == "LSTM" and attributes.get("input_forget"):
+    if attributes.get("input_forget"):
         return "the attribute input_forget"
     if len(inputs) > 4 and inputs[4]:
         return "sequences of different lengths (sequence_lens)"
@@ -100,10 +105,29 @@ def convert(operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
             resets_after_product=bool(attributes.get("linear_before_reset", 0)),
             has_peepholes=peepholes is not None,
             clip=float(attributes.get("clip", 0.0)),
+            quantises_state=bool(attributes.get("quantises_state", 0)),
         )
         own = [_take(builder, each, at) for each in (weights, recurrent, bias, state, cells, peepholes)]
         found.append(_convert_direction(builder, layer, rows, *own))
     return _join(builder, found, batch_first)
+
+
+def convert_dynamic(inputs: Any, attributes: Mapping[str, Any]) -> Any:
+    """Convert ONNX Runtime's LSTM with weights of bytes, stored by columns; the state is quantised in each step."""
+    found = quantisation.convert_dynamic_quantize_linear(inputs, {})
+    data = bindings.bind(relax.op.dequantize(*found.fields, 0, "float32"))
+    weights = (_widen(inputs[at], inputs[6 + 2 * at], inputs[7 + 2 * at]) for at in (1, 2))
+    rest = (inputs[at] for at in range(3, 8))
+    return convert("LSTM", [data, *weights, *rest], {**attributes, "quantises_state": 1})
+
+
+def _widen(steps: Any, scale: Any, zero: Any) -> Any:
+    """Return weights [directions, columns, rows] from bytes [directions, rows, columns]."""
+    shape = (int(steps.ty.shape[0]), 1, -1)
+    steps, zero = (relax.op.astype(each, "float32") for each in (steps, zero))
+    steps = relax.op.subtract(steps, bindings.bind(relax.op.reshape(bindings.bind(zero), shape)))
+    wide = relax.op.multiply(bindings.bind(steps), bindings.bind(relax.op.reshape(scale, shape)))
+    return bindings.bind(relax.op.permute_dims(bindings.bind(wide), [0, 2, 1]))
 
 
 def _take(builder: Any, value: Any, at: int) -> Any:
@@ -199,14 +223,18 @@ def _write(layer: Layer) -> str:
             'T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8, "' + MARK + '": True})',
             f'sums = T.alloc_buffer(({batch}, {columns}), "float32")',
         )
-        if is_gru and not inner:
+        if layer.quantises_state or (is_gru and not inner):
             lines.add(f'kept = T.alloc_buffer(({batch}, {hidden}), "float32")')
+        if layer.quantises_state:
+            lines.add(f'limits = T.alloc_buffer((2, {_LANES[0]}), "float32")', 'unit = T.alloc_buffer((2,), "float32")')
         lines.add(f"for b in range({batch}):")
         with lines.inside():
             _each(lines, hidden, ["h[b, {j}] = first[b, {j}]", *(["c[b, {j}] = cells[b, {j}]"] if is_lstm else [])])
         lines.add(f"for t in range({steps}):")
         with lines.inside():
             step = f"{steps - 1} - t" if layer.is_reversed else "t"
+            if layer.quantises_state:
+                _quantise(lines, layer)
             lines.add(f"for b in range({batch}):")
             with lines.inside():
                 if is_gru and not inner:
@@ -216,7 +244,8 @@ def _write(layer: Layer) -> str:
                 elif inner:
                     _product(lines, layer, 0, columns, "h", "inner[{at}]")
                 else:
-                    _product(lines, layer, 0, columns, "h", f"added[{step}, b, {{at}}]")
+                    factor = "kept" if layer.quantises_state else "h"
+                    _product(lines, layer, 0, columns, factor, f"added[{step}, b, {{at}}]")
                 _each(lines, hidden, [*_end_of_step(layer, step), f"y[{step}, b, {{j}}] = h[b, {{j}}]"])
     return lines.text
 
@@ -255,6 +284,28 @@ def _each(lines: _Lines, count: int, statements: Sequence[str]) -> None:
     with lines.inside():
         for statement in statements:
             _vector(lines, lanes, statement.format(j=f"o * {lanes} + v"))
+
+
+def _quantise(lines: _Lines, layer: Layer) -> None:
+    """Write into `kept` the state of all rows as steps of a byte between its limits (DynamicQuantizeLinear)."""
+    _vector(lines, _LANES[0], "limits[0, v] = T.float32(0)")
+    _vector(lines, _LANES[0], "limits[1, v] = T.float32(0)")
+    lines.add(f"for b in range({layer.batch}):")
+    with lines.inside():
+        kinds = ("min", "max")
+        _each(lines, layer.hidden, [f"limits[{at}, v] = T.{kinds[at]}(limits[{at}, v], h[b, {{j}}])" for at in (0, 1)])
+    lines.add(f"for v in range(1, {_LANES[0]}):")
+    with lines.inside():
+        lines.add(*(f"limits[{at}, 0] = T.{kinds[at]}(limits[{at}, 0], limits[{at}, v])" for at in (0, 1)))
+    width = "limits[1, 0] - limits[0, 0]"
+    lines.add(
+        f"unit[0] = T.if_then_else({width} == T.float32(0), T.float32(1), ({width}) / T.float32(255))",
+        "unit[1] = T.round(T.float32(0) - limits[0, 0] / unit[0])",
+    )
+    number = "T.min(T.max(T.round(h[b, {j}] / unit[0]), T.float32(0) - unit[1]), T.float32(255) - unit[1])"
+    lines.add(f"for b in range({layer.batch}):")
+    with lines.inside():
+        _each(lines, layer.hidden, [f"kept[b, {{j}}] = {number} * unit[0]"])
 
 
 def _product(lines: _Lines, layer: Layer, begin: int, end: int, factor: str, start: str) -> None:
