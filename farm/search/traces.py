@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
+from tvm import tirx
 
 from farm.errors import InternalError
 from farm.search import tvm_env, workloads
-from farm.search.families import facts
+from farm.search.families import expressions, facts
 from farm.search.graph import dots
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
@@ -106,9 +108,21 @@ def _list_inner(schedule: Any, block: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=8)
 def _cuts(module: Any) -> bool:
-    """Say whether an unscheduled function copies a part of something; cached, since every candidate asks."""
+    """Say whether an unscheduled function reads a part of something; cached, since every candidate asks."""
     plain = tvm.s_tir.Schedule(module)
-    return any(facts.is_cut(plain, name) for name in facts.list_blocks(plain))
+    return any(_reads_part(plain.get(plain.get_sblock(name))) for name in facts.list_blocks(plain))
+
+
+def _reads_part(block: Any) -> bool:
+    """Say whether a load, also in an index, has more elements than a block has steps, or one fixed index."""
+    steps = math.prod(int(variable.dom.extent) for variable in block.iter_vars)
+    value = getattr(block.body, "value", None)
+    for load in [] if value is None else expressions.read_value(value)[0]:
+        sizes = [int(size) for size in load.source.shape]
+        fixed = (isinstance(index, tirx.IntImm) and size > 1 for index, size in zip(load.indices, sizes, strict=True))
+        if steps < math.prod(sizes) or any(fixed):
+            return True
+    return False
 
 
 def replay(module_json: str, text: str, target: Any) -> str:

@@ -139,6 +139,8 @@ HALVES = [
 ]  # fmt: skip
 NUMBERS = whole(-3, 0, 2, 7)
 MOVED = [
+    form("GatherND", image(3, 16, 5), RNG.integers(0, 3, (2, 3, 4, 2, 2)), held=(1,)),
+    form("GatherND", image(3, 16), RNG.integers(0, 3, (2, 3, 4, 2, 2)), held=(1,)),
     *(form("Tile", image(2, 3, 4, 5), whole(*counts), held=(1,)) for counts in ((1, 6, 4, 2), (2, 1, 1, 3))),
     form("Pad", SMALL, whole(0, 2, 1, 0), reals(3)[0], whole(0, 2), held=(1, 2, 3)),
     form("OneHot", NUMBERS[1:3].astype("int32"), whole(4)[0], reals(2, 5), held=(1,), axis=0),
