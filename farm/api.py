@@ -60,9 +60,9 @@ class Campaign:
     """A campaign: models x boards x operating points within a budget.
 
     All arguments are as in a campaign file and checked alike; wrong input raises the same `farm.errors.UsageError`.
-    `models` are names of the zoo, ONNX files, or mappings; `boards` a type, several, or `{"types": …, "labels": …}`;
-    `budget` a number of trials or a mapping; durations are texts such as "6h" or seconds. `home` replaces the
-    environment's FARM_HOME. The constructor starts nothing.
+    `models` are names of the zoo, ONNX or TFLite files, or mappings; `boards` a type, several, or
+    `{"types": …, "labels": …}`; `budget` a number of trials or a mapping; durations are texts such as "6h" or seconds.
+    `home` replaces the environment's FARM_HOME. The constructor starts nothing.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ def optimize(
     home: str | pathlib.Path | None = None,
     say: Say = print_note,
 ) -> Optimization:
-    """Begin to tune a model, an ONNX file or a name of the zoo, for types of boards; `wait` waits for the end.
+    """Begin to tune a model, a file or a name of the zoo, for types of boards; `wait` waits for the end.
 
     `name` is the campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with
     ETA every ten seconds; it prints on stderr. Raises UsageError.

@@ -105,7 +105,7 @@ class ModelSpec(StrictModel):
     def _text_is_zoo_or_file(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return {"path": value} if value.endswith(".onnx") or "/" in value else {"zoo": value}
+        return {"path": value} if value.endswith((".onnx", ".tflite")) or "/" in value else {"zoo": value}
 
     @pydantic.model_validator(mode="after")
     def _agrees_with_itself(self) -> ModelSpec:

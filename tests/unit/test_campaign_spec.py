@@ -94,7 +94,7 @@ def test_points(tmp_path: pathlib.Path, written: str, expected: PointSpec) -> No
         ("[mlp]", "[]", "line 2: models: at least one is needed here"),
         ("[mlp]", "[mpl]", "line 2: models.0: no zoo model is called 'mpl'; there are squeezenet1.1"),
         ("[mlp]", "[mlp, {zoo: mlp}]", "line 2: two models are called mlp; give one of them a `name` of its own"),
-        ("[mlp]", "[a/x.onnx, b/x.onnx]", "line 2: two models are called x"),
+        ("[mlp]", "[a/x.onnx, x.tflite]", "line 2: two models are called x"),
         ("[mlp]", "[{zoo: mlp, path: m.onnx}]", "line 2: models.0: a model is a name from the zoo, or has one of"),
         ("[mlp]", "[{zoo: mlp, batch: 0}]", "line 2: models.0.batch.0: it must be at least 1"),
         ("[mlp]", "[{zoo: mlp, batch: [2, 2]}]", "line 2: models.0: the batch 2 is given twice"),
