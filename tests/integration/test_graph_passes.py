@@ -93,6 +93,14 @@ def test_what_others_read_too_is_copied_into_its_part(host: Any) -> None:
     assert not any("join" in name for name in calls)
 
 
+def test_a_constant_is_joined(host: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """TVM folds the copy of a constant, so a function joins the two."""
+    nodes = [node("Conv", "x w", "a"), node("Concat", "a c", "y", axis=1)]
+    calls = run(make_model(nodes, {"x": (1, 8, 6, 6)}, {"w": random(8, 8, 1, 1), "c": random(1, 8, 6, 6)}), host)
+    assert calls.count("join") == 1
+    assert not caplog.records
+
+
 def test_a_joining_function_is_no_workload_and_hashes_are_stable(host: Any) -> None:
     """Only what computes is tuned, and it keeps its identity."""
 

@@ -181,8 +181,9 @@ def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
         if called is None or not is_join(called):
             continue
         parts = list(binding.value.args[1].fields)
-        if any(bindings.static_shape(part.ty) != bindings.static_shape(binding.var.ty) for part in parts):
-            continue  # not split
+        whole = bindings.static_shape(binding.var.ty)
+        if any(bindings.static_shape(part.ty) != whole or part not in order for part in parts):
+            continue  # not split, or TVM has folded the copy of a constant
         first, *rest = sorted(parts, key=lambda part: order[part])
         for part in rest:
             value = made[part].value
