@@ -10,7 +10,7 @@ import tflite
 
 from farm.errors import UsageError
 from farm.models.tflite.graph import NCHW, Graph
-from farm.models.tflite.reading import Operator
+from farm.models.tflite.reading import Operator, Tensor
 
 _BOUNDS = {
     tflite.ActivationFunctionType.RELU: (0.0, np.inf),
@@ -30,12 +30,21 @@ def clip(graph: Graph, name: str, low: float, high: float) -> str:
     return graph.node("Clip", [name, graph.literal(low, np.float32), graph.literal(high, np.float32)])
 
 
+def _saturates(about: Tensor, low: float, high: float) -> bool:
+    """Say whether the integers of a result bound it as its activation does, within half a step."""
+    if about.scale is None:
+        return False
+    limits, step = np.iinfo(about.dtype), float(about.scale[0])
+    least, most = ((each - int(about.zero[0])) * step for each in (limits.min, limits.max))
+    return least >= low - step / 2 and most <= high + step / 2
+
+
 def put(graph: Graph, operator: Operator, name: str, first: bool = False) -> None:
     """Make `name` the operator's result after the activation that is fused with it."""
     kind = operator.option("FusedActivationFunction", tflite.ActivationFunctionType.NONE)
-    if kind in _BOUNDS:
+    if kind in _BOUNDS and not _saturates(graph.tensor(operator.outputs[0]), *_BOUNDS[kind]):
         name = clip(graph, name, *_BOUNDS[kind])
-    elif kind != tflite.ActivationFunctionType.NONE:
+    elif kind not in (*_BOUNDS, tflite.ActivationFunctionType.NONE):
         raise UsageError(f"its fused activation has the number {kind}, which no kernel of TensorFlow Lite computes")
     graph.put(operator.outputs[0], name, first)
 
