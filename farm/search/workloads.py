@@ -178,7 +178,8 @@ def prepare_model(
 ) -> Prepared:
     """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
     compile_target = search_target.make_target(target_config)
-    module = importer.import_onnx(model, shapes)
+    with compile_target:
+        module = importer.import_onnx(model, shapes)
     module, used = graph_pipeline.prepare(module, compile_target, graph_pipeline.require_pipeline(pipeline_name))
     return Prepared(module, compile_target, used, extract(module, compile_target, target_config, used.name))
 

@@ -26,6 +26,22 @@ def bytes_(*shape: int, dtype: str = "uint8") -> Any:
     return RNG.integers(low, low + 256, shape).astype(dtype)
 
 
+def lstm(directions: int, zero: Any) -> list[Any]:
+    """Inputs of DynamicQuantizeLSTM; the zero points are of both weights."""
+    weights = [bytes_(directions, depth, 32, dtype=str(zero.dtype)) for depth in (12, 8)]
+    states = [floats(directions, 1, 8), floats(directions, 1, 8)]
+    scale = np.abs(floats(*zero.shape)) / 100
+    return [
+        floats(6, 1, 12),
+        *weights,
+        floats(directions, 64),
+        None,
+        *states,
+        floats(directions, 24),
+        *(scale, zero) * 2,
+    ]
+
+
 SCALE, OTHER = np.float32(0.04), np.float32(0.03)
 ZERO, MIDDLE = np.uint8(120), np.uint8(128)
 
@@ -116,41 +132,10 @@ OPERATORS: dict[str, tuple[str, list[Any], dict[str, Any], tuple[int, ...]]] = {
         {"num_heads": 2},
         (0,),
     ),
-    "dynamic_lstm": (
-        "DynamicQuantizeLSTM",
-        [
-            floats(6, 1, 12),
-            bytes_(1, 12, 32, dtype="int8"),
-            bytes_(1, 8, 32, dtype="int8"),
-            floats(1, 64),
-            None,
-            floats(1, 1, 8),
-            floats(1, 1, 8),
-            None,
-            np.full(1, 0.01, "float32"),
-            np.zeros(1, "int8"),
-            np.full(1, 0.01, "float32"),
-            np.zeros(1, "int8"),
-        ],
-        {"hidden_size": 8},
-        (0, 1, 2),
-    ),
+    "dynamic_lstm": ("DynamicQuantizeLSTM", lstm(1, np.zeros(1, "int8")), {"hidden_size": 8}, (0, 1, 2)),
     "dynamic_lstm_columns": (
         "DynamicQuantizeLSTM",
-        [
-            floats(6, 1, 12),
-            bytes_(2, 12, 32),
-            bytes_(2, 8, 32),
-            None,
-            None,
-            None,
-            None,
-            floats(2, 24),
-            np.abs(floats(2, 32)) / 100,
-            np.full((2, 32), 128, "uint8"),
-            np.abs(floats(2, 32)) / 100,
-            np.full((2, 32), 128, "uint8"),
-        ],
+        lstm(2, np.full((2, 32), 128, "uint8")),
         {"hidden_size": 8, "direction": "bidirectional"},
         (0,),
     ),

@@ -162,6 +162,11 @@ def _machine(target: Any) -> str:
     return str(dict(target.export()).get("mtriple", "")).partition("-")[0]
 
 
+def name_bytes(lanes: int) -> str:
+    """Return LLVM's name of the x86 instruction for so many lanes."""
+    return INSTRUCTIONS["x86_64"][0].name.format(bits=32 * lanes)
+
+
 def find_instruction(target: Any) -> Instruction | None:
     """Return the best instruction of a target (TVM's), or None."""
     for found in INSTRUCTIONS.get(_machine(target), ()):
