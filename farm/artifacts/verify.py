@@ -64,8 +64,8 @@ def compare(
     `again` is the reference with its operations in another order. Where a model amplifies rounding so far that these
     two differ by more than the tolerance, four times their difference is allowed.
 
-    Integers must be of equal type and value, 8-bit ones within a step. NaN matches only NaN, an infinity only one of
-    the same sign.
+    Integers must be of equal type and value, 8-bit ones within a step or as floats. NaN matches only NaN, an infinity
+    only one of the same sign.
     """
     if len(outputs) != len(reference):
         return _mismatch(f"{len(outputs)} outputs, {len(reference)} expected")
@@ -81,7 +81,7 @@ def _compare_one(
     if wanted.size == 0:
         return OutputComparison(True, 0.0, 0.0)
     if wanted.dtype.kind in "biu":
-        return _compare_integers(output, wanted, name)
+        return _compare_integers(output, wanted, other, name, factor)
     a, b = output.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(np.isfinite(a), finite):
@@ -97,15 +97,20 @@ def _compare_one(
     return _judge(name, off, peak, tolerance)
 
 
-def _compare_integers(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str) -> OutputComparison:
+def _compare_integers(
+    output: npt.NDArray[Any], wanted: npt.NDArray[Any], other: npt.NDArray[Any], name: str, factor: float
+) -> OutputComparison:
     if output.dtype != wanted.dtype:
         return _mismatch(f"{name} is {output.dtype}, not {wanted.dtype}")
     # Modulo 2^64, so that no difference overflows.
     high, low = np.maximum(output, wanted).astype(np.uint64), np.minimum(output, wanted).astype(np.uint64)
     peak = float(np.max(np.abs(wanted.astype(np.float64))))
-    # Rounded from float32, whose last digit may fall on either side of a half.
-    step = 1 / max(peak, 1.0) if wanted.dtype in _BYTES else 0.0
-    return _judge(name, (high - low).astype(np.float64), peak, step)
+    tolerance = 0.0
+    if wanted.dtype in _BYTES:
+        # Rounded from float32, whose last digit may fall on either side of a half.
+        spread = float(np.abs(wanted.astype(np.float64) - other.astype(np.float64)).max())
+        tolerance = max(1.0, _SPREAD * spread, factor * _TOLERANCE["float32"] * peak) / max(peak, 1.0)
+    return _judge(name, (high - low).astype(np.float64), peak, tolerance)
 
 
 def _judge(name: str, off: npt.NDArray[np.float64], peak: float, tolerance: float) -> OutputComparison:

@@ -119,3 +119,12 @@ def test_wrong_outputs_are_found_and_named() -> None:
     assert compare([steps + np.array([[1, 0], [0, 0]], "uint8")], [steps]).matches
     assert not compare([steps + np.array([[2, 0], [0, 0]], "uint8")], [steps]).matches
     assert not compare([steps.astype("int32") + 1], [steps.astype("int32")]).matches
+
+
+def test_bytes_of_an_8_bit_model_may_differ_as_its_floats() -> None:
+    """An algorithm's factor, and the reference's spread, hold for outputs in 8 bits, too."""
+    wanted, found = np.array([-128, 40], np.int8), np.array([-126, 40], np.int8)
+    assert not compare([found], [wanted]).matches
+    assert compare([found], [wanted], 500.0).matches
+    assert compare([found], [wanted], 1.0, [np.array([-127, 40], np.int8)]).matches
+    assert not compare([found.astype(np.int32)], [wanted.astype(np.int32)], 500.0).matches
