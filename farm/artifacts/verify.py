@@ -14,7 +14,7 @@ import numpy.typing as npt
 # u = 6e-8). Ten times that still detects a wrong weight.
 _TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 
-# Two correct orders of summation may both be this much nearer to each other than to a third.
+# Two orders of summation may be this much nearer to each other than to a third.
 _SPREAD = 4.0
 
 _BYTES = (np.uint8, np.int8)
@@ -61,8 +61,8 @@ def compare(
 ) -> OutputComparison:
     """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
 
-    `again` is the reference with its operations in another order. Where a model amplifies rounding so far that these
-    two differ by more than the tolerance, four times their difference is allowed.
+    `again` is the reference with its operations in another order, on inputs that differ by rounding. Where a model
+    amplifies rounding so far that the two differ by more than the tolerance, four times their difference is allowed.
 
     Integers must be of equal type and value, 8-bit ones within a step or as floats. NaN matches only NaN, an infinity
     only one of the same sign.

@@ -124,3 +124,13 @@ def test_indices_stay_within_their_table(nodes: list[onnx.NodeProto], rows: int)
     assert opened.inputs[0].rows == rows
     for each in make_cases(opened).values():
         assert (each["i"].min(), each["i"].max()) == (0, rows - 1)
+
+
+def test_inputs_are_nudged_by_rounding_alone() -> None:
+    """Halves, infinities and integers stay: there, functions may jump, or nothing is rounded."""
+    given = np.array([0.3, -7.1, 2.5, -1.0, 0.0, np.inf, np.nan], np.float32)
+    moved = checking._nudge({"x": given, "n": np.arange(3)})
+    off = moved["x"] != given
+    assert off.tolist() == [True, True, False, False, False, False, True]  # NaN differs from itself
+    np.testing.assert_allclose(moved["x"], given, rtol=2e-7)
+    assert np.array_equal(moved["n"], np.arange(3))
