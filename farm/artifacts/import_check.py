@@ -71,7 +71,7 @@ def _run(
     compiled = compile_model(
         onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
     )
-    factor = checking.find_tolerance_factor(make.find_algorithm(each.workload.name) for each in compiled.served)
+    factor = checking.find_tolerance_factor(make.find_algorithms([each.workload.name for each in compiled.served]))
 
     with tempfile.TemporaryDirectory(prefix="farm-import-") as folder:
         path = Path(folder) / "model.so"

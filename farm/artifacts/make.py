@@ -316,7 +316,9 @@ def _describe(
         for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
     factor = find_clock_factor(config, order.board_type)
-    served = tuple(_describe_workload(each, factor) for each in compiled.served)
+    algorithms = find_algorithms([each.workload.name for each in compiled.served])
+    pairs = zip(compiled.served, algorithms, strict=True)
+    served = tuple(_describe_workload(each, algorithm, factor) for each, algorithm in pairs)
     times = [each.weight * each.latency_s for each in served if each.latency_s is not None]
     predicted = math.fsum(times) if len(times) == len(served) else None
     return Manifest(
@@ -348,6 +350,16 @@ def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
 
 
+def find_algorithms(workloads: Sequence[str]) -> list[str]:
+    """Name the algorithm of each of a model's workloads.
+
+    Integers that are scaled to floats, such as masks, are called `dequantize` too: that is 8 bits only beside others.
+    """
+    if not any(re.search(r"int8|(?<!de)quantize", name) for name in workloads):
+        workloads = [name.replace("dequantize", "cast_multiply") for name in workloads]
+    return [find_algorithm(name) for name in workloads]
+
+
 def find_algorithm(workload: str) -> str:
     """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
     if workload.startswith(half_precision.PREFIX):
@@ -372,7 +384,7 @@ def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeight
     return StoredWeights(asked=asked, workloads=len(halved), bytes=compiled.half_bytes)
 
 
-def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadServed:
+def _describe_workload(served: compile.Served, algorithm: str, clock_factor: float) -> WorkloadServed:
     workload, choice = served.workload, served.choice
     used = None
     if choice is not None:
@@ -392,7 +404,7 @@ def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadS
         name=workload.name,
         flop=workload.flop,
         weight=int(workload.weight),
-        algorithm=find_algorithm(workload.name),
+        algorithm=algorithm,
         source="record" if choice else "rule" if served.by_rule else "none",
         latency_s=served.latency_s if choice or served.latency_s is None else served.latency_s * clock_factor,
         record=used,
