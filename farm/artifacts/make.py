@@ -8,7 +8,6 @@ import importlib.metadata
 import logging
 import math
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ from farm.search.graph import half_precision
 from farm.search.graph import pipeline as graph_pipeline
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, ModelDecision, Record, is_for_gpu
+from farm.values import DEFAULT_POINT, ModelDecision, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -316,8 +315,7 @@ def _describe(
         for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
     factor = find_clock_factor(config, order.board_type)
-    algorithms = find_algorithms([each.workload.name for each in compiled.served])
-    pairs = zip(compiled.served, algorithms, strict=True)
+    pairs = zip(compiled.served, compiled.list_algorithms(), strict=True)
     served = tuple(_describe_workload(each, algorithm, factor) for each, algorithm in pairs)
     times = [each.weight * each.latency_s for each in served if each.latency_s is not None]
     predicted = math.fsum(times) if len(times) == len(served) else None
@@ -348,29 +346,6 @@ def _describe(
 
 def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
-
-
-def find_algorithms(workloads: Sequence[str]) -> list[str]:
-    """Name the algorithm of each of a model's workloads.
-
-    Integers that are scaled to floats, such as masks, are called `dequantize` too: that is 8 bits only beside others.
-    """
-    if not any(re.search(r"int8|(?<!de)quantize", name) for name in workloads):
-        workloads = [name.replace("dequantize", "cast_multiply") for name in workloads]
-    return [find_algorithm(name) for name in workloads]
-
-
-def find_algorithm(workload: str) -> str:
-    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
-    if workload.startswith(half_precision.PREFIX):
-        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
-    if workload.startswith(COMPUTED_PREFIX):
-        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
-        return ", ".join(filter(None, (own, "fp16")))
-    if re.search(r"int8|quantize", workload):
-        return "8 bits"
-    winograd = re.match(r"winograd(\d)", workload)
-    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
 def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeights:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from farm.artifacts import make, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
+from farm.artifacts.compile import find_algorithm, find_algorithms
 from farm.artifacts.given_model import open_model
-from farm.artifacts.make import find_algorithm, find_algorithms
 from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task, require_labels
