@@ -277,3 +277,10 @@ def test_attention_over_a_number_of_tokens_that_fills_no_vector_is_filled_up(
     assert {w.arguments[1][0][-1] for w in found if w.arguments[1][0][-2:-1] == (8,)} <= {wanted}
     assert {w.arguments[-1][0][-1] for w in found if "softmax" in w.name} == {wanted}
     run(model, host)
+
+
+def test_axes_counted_from_the_end_keep_the_layout(host: Any) -> None:
+    """TVM's layout conversion fails on such a squeeze."""
+    nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "m", kernel_shape=[14]), node("Squeeze", "m axes", "y")]
+    weights = {"w": random(8, 4, 3), "axes": np.array([-1], "int64")}
+    run(make_model(nodes, {"x": (1, 4, 16)}, weights), host)

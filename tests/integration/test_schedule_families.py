@@ -51,6 +51,11 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
         ((1, 6, 6, 6), (1, 1, 3, 6)),
         lambda op, x, w: op.nn.conv2d(x, w, groups=2, strides=2, data_layout="NHWC", kernel_layout="HWIO"),
     ),
+    "1x1 alone": (
+        "dense",
+        ((2, 6, 10, 24), (1, 1, 24, 16)),
+        lambda op, x, w: op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+    ),
     "batched product": ("batched", ((3, 14, 20), (3, 20, 24)), lambda op, x, y: op.matmul(x, y)),
     "attention": ("batched", ((1, 2, 10, 8), (1, 2, 8, 10)), lambda op, x, y: op.nn.relu(op.matmul(x, y))),
     "softmax of one row": ("norm", ((1, 40),), lambda op, x: op.nn.softmax(x)),
@@ -175,7 +180,25 @@ def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
     plan = next(plan for _, plan in outlook.plans() if plan["steps"] > 1 and plan["pixels"] == 7)
     schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
     outlook.apply(schedule, plan)
-    passes = tvm.s_tir.transform
+    assert plan["pixels"] * plan["steps"] in list_buffer_sizes(schedule)
+
+
+def test_the_accumulators_of_joined_pixels_alone_fit_registers(host: Any) -> None:
+    """A 1x1 convolution that nothing follows has the accumulators of its tile, not those of whole rows."""
+    tvm = tvm_env.load()
+    _, shapes, build = CASES["1x1 alone"]
+    function = build_canonical(shapes, build, host)
+    for config in (NEON, AVX512):
+        outlook = _read(function, config)
+        plan = outlook.plans()[0][1]
+        schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+        outlook.apply(schedule, plan)
+        assert plan["pixels"] * plan["vectors"] * plan["lanes"] in list_buffer_sizes(schedule)
+
+
+def list_buffer_sizes(schedule: Any) -> set[int]:
+    """The elements of each buffer that a schedule allocates, once TVM has made them as small as it can."""
+    passes = tvm_env.load().s_tir.transform
     module = schedule.mod
     for each in (
         passes.LowerInitBlock(),
@@ -185,8 +208,7 @@ def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
     ):
         module = each(module)
     shapes = re.findall(r"alloc_buffer\(\((.*?)\)\)", module["main"].script())
-    sizes = {math.prod(int(d) for d in re.findall(r"\((\d+)", shape)) for shape in shapes}
-    assert plan["pixels"] * plan["steps"] in sizes
+    return {math.prod(int(d) for d in re.findall(r"\((\d+)", shape)) for shape in shapes}
 
 
 def test_a_depthwise_pad_is_compared_where_it_is_read_or_copied_as_its_option_says(host: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tvm
 from tvm.ir.expr import TensorLoad
+from tvm.tirx import IndexMap
 
 from farm.search.cores import Core
 from farm.search.families import expressions
@@ -69,9 +70,34 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
 
 def write_apart(schedule: Any, facts: Contraction) -> Any:
     """Return a block other than the reduction that writes a contraction's result."""
-    if facts.last == facts.main:
-        return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
-    return schedule.get_sblock(facts.last)
+    if facts.last != facts.main:
+        return schedule.get_sblock(facts.last)
+    main = schedule.get_sblock(facts.main)
+    result = schedule.cache_write(main, 0, "global")
+    *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
+    if sum(extent > 1 for extent in extents) > len(facts.pixels) + len(facts.batch):
+        join_pixels_written(schedule, main, result)
+    return result
+
+
+def join_pixels_written(schedule: Any, main: Any, result: Any) -> None:
+    """Give fused pixels one dimension in the buffer between `main` and `result`, or accumulators stay in memory.
+
+    TVM cannot bound the tiles of a buffer that is indexed by quotients and remainders.
+    """
+    *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
+
+    def join(*indices: Any) -> tuple[Any, Any]:
+        *pixels, channel = indices
+        joined = pixels[0]
+        for index, extent in zip(pixels[1:], extents[1:], strict=True):
+            joined = joined * extent + index
+        return joined, channel
+
+    if len(extents) > 1:
+        mapping = IndexMap.from_func(join, ndim=len(extents) + 1, index_dtype="int64")
+        schedule.transform_layout(main, ("write", 0), mapping)
+        schedule.transform_block_layout(result, mapping)
 
 
 def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:

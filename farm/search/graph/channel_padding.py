@@ -20,7 +20,7 @@ from farm.search.cores import Core, find_core
 from farm.search.families import facts
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, Dense, step_cycles
 from farm.search.families.facts import Axis, Contraction
-from farm.search.families.loops import divisors
+from farm.search.families.loops import divisors, join_pixels_written
 from farm.search.families.rule import Outlook
 from farm.search.graph import bindings, canonical
 from farm.search.graph.canonical import repeat
@@ -109,7 +109,8 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     if wanted == area:
         return schedule.mod["main"]
     if found.last == found.main:
-        _write_apart(schedule, found)
+        main = schedule.get_sblock(found.main)
+        join_pixels_written(schedule, main, schedule.cache_write(main, 0, "global"))
     names = (found.main, facts.list_blocks(schedule)[-1])
     sums = schedule.get(schedule.get_sblock(found.main)).writes[0].source
     if [int(d) for d in sums.shape] != [area, found.channel]:
@@ -120,25 +121,6 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     )
     function = schedule.mod["main"]
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
-
-
-def _write_apart(schedule: Any, found: Contraction) -> None:
-    """Make another block write the result of a contraction without followers."""
-    main = schedule.get_sblock(found.main)
-    result = schedule.cache_write(main, 0, "global")
-    *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
-
-    def join(*indices: Any) -> tuple[Any, Any]:
-        *pixels, channel = indices
-        joined = pixels[0]
-        for index, extent in zip(pixels[1:], extents[1:], strict=True):
-            joined = joined * extent + index
-        return joined, channel
-
-    if len(extents) > 1:
-        mapping = canonical.index_map(join, len(extents) + 1)
-        schedule.transform_layout(main, ("write", 0), mapping)
-        schedule.transform_block_layout(result, mapping)
 
 
 _LAST = ("NWC", "NHWC", "NDHWC")

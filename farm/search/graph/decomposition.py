@@ -194,7 +194,10 @@ _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.
 
 
 def respell() -> Any:
-    """Make a pass that turns clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding."""
+    """Make a pass that turns clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding.
+
+    It also counts the axes of squeezes from the front.
+    """
     return bindings.rewriting_pass(_respell, "Respell")
 
 
@@ -214,6 +217,11 @@ def _respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
             bounds = [relax.const(_number(bound), data.ty.dtype) for bound in (low, high)]
             least = bindings.bind_before(binding, "least", relax.op.maximum(data, bounds[0]), binding.var.ty)
             others[binding.var] = [least, relax.VarBinding(binding.var, relax.op.minimum(least.var, bounds[1]))]
+        elif bindings.is_call(value, "relax.squeeze") and any(int(axis) < 0 for axis in value.attrs.axis or ()):
+            # TVM's layout conversion indexes with them as they are.
+            data, rank = value.args[0], len(value.args[0].ty.shape)
+            squeezed = relax.op.squeeze(data, [int(axis) % rank for axis in value.attrs.axis])
+            others[binding.var] = [relax.VarBinding(binding.var, builder.normalize(squeezed))]
         elif (padded := _take_padding(value, values)) is not None:
             padded = builder.normalize(padded)
             if bindings.static_shape(padded.ty) == bindings.static_shape(binding.var.ty):
