@@ -154,7 +154,7 @@ def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict
     """Return each program's tolerance factor (`find_tolerance_factor`), by the algorithms that it alone uses."""
     algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
     for name, compiled in done.items():
-        algorithms[name] = compiled.list_algorithms()
+        algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
     for name, artifact in subject.list_artifacts().items():
         algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
     # Every engine rounds the accumulators of an 8-bit model.

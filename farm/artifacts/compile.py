@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import logging
 import math
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from farm.search.target import make_code_target
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
-from farm.values import COMPUTED_PREFIX, Record, Workload
+from farm.values import Record, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -54,29 +53,6 @@ class Served:
     latency_s: float | None = None
     code: str = ""
     left_out: bool = False
-
-
-def find_algorithms(workloads: Sequence[str]) -> list[str]:
-    """Name the algorithm of each of a model's workloads.
-
-    Integers that are scaled to floats, such as masks, are called `dequantize` too: that is 8 bits only beside others.
-    """
-    if not any(re.search(r"int8|(?<!de)quantize", name) for name in workloads):
-        workloads = [name.replace("dequantize", "cast_multiply") for name in workloads]
-    return [find_algorithm(name) for name in workloads]
-
-
-def find_algorithm(workload: str) -> str:
-    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
-    if workload.startswith(half_precision.PREFIX):
-        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
-    if workload.startswith(COMPUTED_PREFIX):
-        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
-        return ", ".join(filter(None, (own, "fp16")))
-    if re.search(r"int8|quantize", workload):
-        return "8 bits"
-    winograd = re.match(r"winograd(\d)", workload)
-    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +80,6 @@ class Compiled:
     def imported(self) -> int:
         """How many applied records are imported."""
         return sum(one.choice is not None and one.choice.record.origin is not None for one in self.served)
-
-    def list_algorithms(self) -> list[str]:
-        """Name the algorithm of each served workload."""
-        return find_algorithms([one.workload.name for one in self.served])
 
 
 def compile_model(

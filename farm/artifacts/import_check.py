@@ -13,7 +13,7 @@ import onnx
 import tvm
 from tvm import relax
 
-from farm.artifacts import checking
+from farm.artifacts import checking, make
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
 from farm.artifacts.verify import OutputComparison, find_worst
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError, UsageError
@@ -71,7 +71,7 @@ def _run(
     compiled = compile_model(
         onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
     )
-    factor = checking.find_tolerance_factor(compiled.list_algorithms())
+    factor = checking.find_tolerance_factor(make.find_algorithm(each.workload.name) for each in compiled.served)
 
     with tempfile.TemporaryDirectory(prefix="farm-import-") as folder:
         path = Path(folder) / "model.so"

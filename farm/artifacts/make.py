@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from farm.search.graph import half_precision
 from farm.search.graph import pipeline as graph_pipeline
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, ModelDecision, Record, is_for_gpu
+from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, ModelDecision, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -315,8 +316,7 @@ def _describe(
         for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
     factor = find_clock_factor(config, order.board_type)
-    pairs = zip(compiled.served, compiled.list_algorithms(), strict=True)
-    served = tuple(_describe_workload(each, algorithm, factor) for each, algorithm in pairs)
+    served = tuple(_describe_workload(each, factor) for each in compiled.served)
     times = [each.weight * each.latency_s for each in served if each.latency_s is not None]
     predicted = math.fsum(times) if len(times) == len(served) else None
     return Manifest(
@@ -348,6 +348,19 @@ def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
 
 
+def find_algorithm(workload: str) -> str:
+    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
+    if workload.startswith(half_precision.PREFIX):
+        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
+    if workload.startswith(COMPUTED_PREFIX):
+        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
+        return ", ".join(filter(None, (own, "fp16")))
+    if re.search(r"int8|quantize", workload):
+        return "8 bits"
+    winograd = re.match(r"winograd(\d)", workload)
+    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
+
+
 def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeights:
     asked = graph_pipeline.require_pipeline(pipeline).weights
     halved = [
@@ -359,7 +372,7 @@ def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeight
     return StoredWeights(asked=asked, workloads=len(halved), bytes=compiled.half_bytes)
 
 
-def _describe_workload(served: compile.Served, algorithm: str, clock_factor: float) -> WorkloadServed:
+def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadServed:
     workload, choice = served.workload, served.choice
     used = None
     if choice is not None:
@@ -379,7 +392,7 @@ def _describe_workload(served: compile.Served, algorithm: str, clock_factor: flo
         name=workload.name,
         flop=workload.flop,
         weight=int(workload.weight),
-        algorithm=algorithm,
+        algorithm=find_algorithm(workload.name),
         source="record" if choice else "rule" if served.by_rule else "none",
         latency_s=served.latency_s if choice or served.latency_s is None else served.latency_s * clock_factor,
         record=used,

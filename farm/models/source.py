@@ -86,9 +86,9 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
         if not path.exists():
             raise _not_found(path, typed)
         if path.is_dir():
-            raise UsageError(f"{path} is a folder, not a model", _folder_hint(path))
+            raise UsageError(f"{path} is a folder, not an ONNX file", _folder_hint(path))
         if not path.is_file():
-            raise UsageError(f"{path} is not a regular file", "Give an ONNX or TFLite file, or a zoo name.")
+            raise UsageError(f"{path} is not a regular file", "Give an ONNX file or a zoo name.")
         with path.open("rb") as file:
             start = file.read(64)
             is_archive = start.startswith(_ZIP)
@@ -182,7 +182,7 @@ def _not_found(path: pathlib.Path, typed: str) -> UsageError:
     looks_like_file = path.suffix.lower() in _SUFFIXES or len(path.parts) > 1
     names = difflib.get_close_matches(typed.lower(), zoo.ZOO, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(names)}? " if names else ""
-    hint += f"Give an ONNX or TFLite file, or one of the zoo: {', '.join(zoo.ZOO)}."
+    hint += f"Give an ONNX file or one of the zoo: {', '.join(zoo.ZOO)}."
     return UsageError(
         f"no such file: {typed}" if looks_like_file else f"no file and no zoo model is called {typed!r}", hint
     )
@@ -190,7 +190,7 @@ def _not_found(path: pathlib.Path, typed: str) -> UsageError:
 
 def _folder_hint(folder: pathlib.Path) -> str:
     files = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)[:5]
-    return f"It holds {', '.join(files)}." if files else "It holds no model."
+    return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
 
 
 def _refuse_lookalikes(path: pathlib.Path, start: bytes) -> None:

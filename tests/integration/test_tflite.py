@@ -17,7 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from farm.artifacts import compile as compiling
 from farm.errors import UsageError
-from farm.models import batches, quantise, source
+from farm.models import batches, source
 from farm.models import inputs as model_inputs
 from farm.models.tflite import conversion
 from farm.search import target, tvm_env
@@ -328,28 +328,6 @@ def test_a_batch_is_taken_through_reshapes(tmp_path: pathlib.Path) -> None:
     model, _ = batches.set_batch(source.resolve_model(str(path)), (), 3)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     assert session.run(None, {"t0": np.zeros((3, 8, 8, 3), np.int8)})[0].shape == (3, 5)
-
-
-def test_a_batch_is_taken_through_resizing(tmp_path: pathlib.Path) -> None:
-    """Images of a size that the model chooses keep their batch."""
-    (path := tmp_path / "net.tflite").write_bytes(write(pools))
-    model, _ = batches.set_batch(source.resolve_model(str(path)), (), 3)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    assert session.run(None, {"t0": np.zeros((3, 8, 8, 4), np.float32)})[0].shape == (3, 24, 18, 2)
-
-
-def test_a_resized_image_can_be_quantised(tmp_path: pathlib.Path) -> None:
-    """ONNX Runtime fails where it moves a transpose across a Resize with the attribute `axes`."""
-    writer = Writer()
-    before, large, after = writer.input(1, 4, 4, 8), writer.tensor((1, 8, 8, 8)), writer.tensor((1, 8, 8, 8))
-    writer.add("RESIZE_BILINEAR", [before, writer.constant(ints(8, 8))], large, halfPixelCenters=True)
-    kernel, bias = writer.constant(weight(8, 1, 1, 8)), writer.constant(weight(8))
-    writer.add("CONV_2D", [large, kernel, bias], after, padding=SAME, strideH=1, strideW=1,
-               dilationHFactor=1, dilationWFactor=1)  # fmt: skip
-    (path := tmp_path / "net.tflite").write_bytes(writer.finish(after))
-    model = source.resolve_model(str(path))
-    (loss,) = quantise.quantise(model, [model_inputs.make_inputs(model_inputs.read_inputs(model.load()), 0)]).losses
-    assert loss.rms < 0.05
 
 
 def custom(w: Writer) -> list[int]:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from farm.artifacts import make, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
-from farm.artifacts.compile import find_algorithm, find_algorithms
 from farm.artifacts.given_model import open_model
+from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task, require_labels
@@ -206,14 +206,6 @@ def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
         "direct",
         "",
     ]
-
-
-def test_a_mask_that_becomes_floats_is_not_8_bits() -> None:
-    """Casts of integers have the names of dequantisation; a float model keeps its tolerance."""
-    mask = "dequantize_expand_dims 16>1x16"
-    assert find_algorithms([mask, "matmul 16x16>16"]) == ["", ""]
-    assert find_algorithms([mask, "int8_matmul_multiply 16x16>16"]) == ["8 bits", "8 bits"]
-    assert find_algorithms([mask, "quantize 16x16"]) == ["8 bits", "8 bits"]
 
 
 @pytest.mark.parametrize(

@@ -125,15 +125,12 @@ def resize(graph: Graph, operator: Operator) -> None:
     wanted, sizes = graph.settled(operator.inputs[1]).tolist(), graph.tensor(operator.inputs[0]).shape[1:3]
     half = "half_pixel" if operator.option("HalfPixelCenters", False) else "asymmetric"
     mode = "align_corners" if operator.option("AlignCorners", False) else half
-    # All axes: with the attribute `axes`, ONNX Runtime 1.31 fails where it moves a transpose across.
-    data = graph.value(operator.inputs[0], first=True)
-    if all(out % size == 0 for out, size in zip(wanted, sizes, strict=True)):
-        target = [graph.literal([1, 1, *np.divide(wanted, sizes)], np.float32)]
-    else:
-        target = ["", graph.node("Concat", [graph.node("Shape", [data], end=2), graph.ints(*wanted)], axis=0)]
+    scales = graph.literal(np.array(wanted) / np.array(sizes), np.float32)
+    whole = all(out % size == 0 for out, size in zip(wanted, sizes, strict=True))
     made = graph.node(
         "Resize",
-        [data, "", *target],
+        [graph.value(operator.inputs[0], first=True), "", *([scales] if whole else ["", graph.ints(*wanted)])],
+        axes=[2, 3],
         mode="linear" if operator.kind == "RESIZE_BILINEAR" else "nearest",
         coordinate_transformation_mode=mode,
         nearest_mode="floor" if mode == "asymmetric" else "round_prefer_ceil",

@@ -2,17 +2,22 @@
 
 With bfloat16, accumulators stay in float32. It halves the time of a bandwidth-bound function and slows a compute-bound
 one: functions get it by prediction, or all do. It is the last pass, so that it sees functions as they are scheduled.
+
+Models that are float16 themselves are computed in float32 where the core has no arithmetic on float16, as ONNX Runtime
+does: LLVM would widen and round at every operation. Their inputs and outputs stay float16.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnx.shape_inference
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
@@ -24,11 +29,12 @@ from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts
 from farm.search.families.dense import Dense, Grouped
-from farm.search.graph import algorithms, bindings
+from farm.search.graph import algorithms, bindings, folding
 
 FLOAT16 = "float16"
-# LLVM's feature for arithmetic on float16 vectors, optional since Armv8.2.
+# LLVM's features for arithmetic on float16 vectors, by architecture; Arm's is optional since Armv8.2.
 _FEATURE = "fullfp16"
+_FEATURES: Mapping[str, str] = {"aarch64": _FEATURE, "x86_64": "avx512fp16"}
 # Operators that select, move or clamp elements; TVM has no policy for them.
 _FOLLOW = ("clip", "max", "min", "nn.leakyrelu", "nn.pad", "nn.prelu", "take", "where")
 # Operators that sum or square elements, or whose polynomials are in float32; TVM would convert these.
@@ -225,3 +231,98 @@ def gains(function: Any, halved: Any, at: int, core: Core) -> bool:
         return False
     before, after = (algorithms.predict_in_model(each, core, at) for each in (function, halved))
     return after < _GAIN * before
+
+
+_HALF, _FLOAT = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+# Attributes that name the element type of a result or of an accumulator.
+_TYPES = frozenset({"dtype", "output_dtype", "softmax_precision", "stash_type", "to"})
+
+
+def needs_widening(graph: onnx.GraphProto, target: Any | None) -> bool:
+    """Say whether a graph has float16 values, and the target (TVM's; None: unknown) is a CPU that cannot add them."""
+    if target is None or target.kind.name != "llvm" or not _has_halves(graph):
+        return False
+    config: Mapping[str, Any] = dict(target.export())
+    feature = _FEATURES.get(str(config.get("mtriple", "")).partition("-")[0])
+    return feature is None or not codegen.target_has_features(feature, Target(dict(config)))
+
+
+def _has_halves(graph: onnx.GraphProto) -> bool:
+    nodes = list(folding.list_nodes(graph))
+    if any(node.op_type == "BitCast" for node in nodes):
+        return False
+    return (
+        any(tensor.data_type == _HALF for tensor in _list_tensors(graph))
+        or any(value.type.tensor_type.elem_type == _HALF for value in (*graph.input, *graph.output))
+        or any(each.name in _TYPES and each.i == _HALF for node in nodes for each in node.attribute)
+    )
+
+
+def widen_model(model: onnx.ModelProto) -> None:
+    """Turn float16 values inside a model into float32. Casts to float16 still round."""
+    graph = model.graph
+    if not all(value.type.tensor_type.elem_type for value in graph.output):
+        typed = onnx.shape_inference.infer_shapes(model).graph.output
+        del graph.output[:]
+        graph.output.extend(typed)
+    inputs = [value.name for value in graph.input if value.type.tensor_type.elem_type == _HALF]
+    outputs = [value.name for value in graph.output if value.type.tensor_type.elem_type == _HALF]
+    names = {name: f"{name}__wide" for name in (*inputs, *outputs)}
+    for tensor in _list_tensors(graph):
+        if tensor.data_type == _HALF:
+            wide = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))
+    _widen_inner(graph)
+    nodes = [_cast(name, names[name], _FLOAT) for name in inputs]
+    for node in graph.node:
+        copy = folding.renamed(node, names)
+        for position, name in enumerate(copy.output):
+            copy.output[position] = names.get(name, name)
+        nodes.append(copy)
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    nodes += [_cast(names[name], name, _HALF) for name in outputs if name not in inputs]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+
+
+def _widen_inner(graph: onnx.GraphProto) -> None:
+    """Change the types that nodes name, and those of inner graphs."""
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        for attribute in node.attribute:
+            if attribute.name in _TYPES and attribute.i == _HALF:
+                if node.op_type == "Cast":
+                    rounded = f"{node.output[0]}__rounded"
+                    nodes.append(_cast(rounded, node.output[0], _FLOAT))
+                    node.output[0] = rounded
+                else:
+                    attribute.i = _FLOAT
+        for body in folding.bodies(node):
+            _widen_inner(body)
+            del body.value_info[:]
+            for value in (*body.input, *body.output):
+                if value.type.tensor_type.elem_type == _HALF:
+                    value.type.tensor_type.elem_type = _FLOAT
+    copies = [folding.renamed(node, {}) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield every constant, also of inner graphs."""
+    yield from graph.initializer
+    yield from (sparse.values for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            elif attribute.HasField("sparse_tensor"):
+                yield attribute.sparse_tensor.values
+        for body in folding.bodies(node):
+            yield from _list_tensors(body)
+
+
+def _cast(source: str, result: str, kind: int) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [source], [result], to=kind)

@@ -15,17 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.inliner
+import tvm
 
 from farm.errors import UsageError
-from farm.search.graph import bindings, converters, folding, obstacles
+from farm.search.graph import bindings, converters, folding, half_precision, obstacles
 from farm.search.tvm_errors import find_reason
 
 
 def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Import an ONNX graph as a `tvm.IRModule` with constant weights and static `shapes` (input name -> shape).
 
-    Does not change the model or print. Raises UsageError that names the operator and node without a converter, or whose
-    converter failed, and inputs of text.
+    In the scope of a target without arithmetic on float16, float16 models are computed in float32. Does not change the
+    model or print. Raises UsageError that names the operator and node without a converter, or whose converter failed,
+    and inputs of text.
     """
     given = model
     model, sized_by_values = _rewrite_for_tvm(model, shapes)
@@ -82,6 +84,8 @@ def _rewrite_for_tvm(
     # Exporters wrap parts of a model in functions of their own domain, whose bodies are ordinary operators.
     copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
     _respell_constants(copy.graph)
+    if half_precision.needs_widening(copy.graph, tvm.target.Target.current(allow_none=True)):
+        half_precision.widen_model(copy)
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
     weights = {i.name for i in copy.graph.initializer}
     inputs = [value for value in copy.graph.input if value.name not in weights]
