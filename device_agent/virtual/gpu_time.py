@@ -1,7 +1,6 @@
-"""Model a board GPU's time for kernel launches, by clock: the work of its processors and of the memory.
+"""Model a board GPU's time for kernel launches, by clock.
 
-`gpu_source.py` counts a launch's work; the stand-in driver lists the launches. Latencies and widths belong to the
-architecture; assumptions are marked.
+The stand-in driver emulates machine code and estimates each launch's cycles and memory traffic (`gpu/play.cc`).
 """
 
 from __future__ import annotations
@@ -10,42 +9,17 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
-import functools
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.platforms import gpu
-from device_agent.protocol.processors import (
-    REACHED,
-    SECTOR_BYTES,
-    START_S,
-    BlockWork,
-    count_cycles,
-    count_fetched,
-    count_resident,
-    find_processor,
-)
-from device_agent.virtual import gpu_source
-from device_agent.virtual.gpu_source import Counts
+from device_agent.protocol.processors import REACHED, START_S
 
-# The cost of a launch that cannot be counted.
-_UNKNOWN_CYCLES = 1e4
-# Assumed: a barrier costs 30 cycles with its stragglers; the CPU takes 2 us to submit a launch.
-_BARRIER_CYCLES, ASKING_S = 30.0, 2e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """A kernel launch: grid and block as x, y, z, and the sizes of its pointer arguments."""
-
-    source: str = dataclasses.field(repr=False)
-    kernel: str
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_bytes: int
-    sizes: tuple[int, ...]
+# Assumed: the CPU takes 2 us to submit a launch.
+ASKING_S = 2e-6
+# Seconds until DRAM answers; assumed, and of little effect.
+_DRAM_S = 180e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,22 +29,33 @@ class Kernel:
     cycles: float
     moved_bytes: float
     times: int = 1
+    name: str = ""
 
 
-def take_launches() -> list[Launch]:
-    """Take what this process's virtual GPU has run since the last call."""
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU for `estimate`: multiprocessors, their clock, the memory's bandwidth, and the fitted constants.
+
+    `port_bytes` come from L2 each cycle; a pair of instructions takes `pair_slots`; each word of a vector takes
+    `vector_turns` of shared memory.
+    """
+
+    processors: int
+    freq_hz: float
+    memory_bytes_per_s: float
+    l2_bytes: int
+    port_bytes: float = 16.0
+    pair_slots: int = 2
+    vector_turns: float = 1.0
+
+
+def take_launches() -> list[Kernel]:
+    """Take what this process's virtual GPU has run since the last call, a kernel for each launch."""
     if (library := _find_driver()) is None:
         return []
-    library.farm_gpu_launches.restype = library.farm_gpu_source.restype = ctypes.c_char_p
-    library.farm_gpu_source.argtypes = [ctypes.c_size_t]
-    found, sources = [], dict[int, str]()
-    for line in library.farm_gpu_launches().decode().splitlines():
-        number, name, *values = line.split()
-        if (at := int(number)) not in sources:
-            sources[at] = library.farm_gpu_source(at).decode()
-        numbers = tuple(map(int, values))
-        found.append(Launch(sources[at], name, numbers[:3], numbers[3:6], numbers[6], numbers[7:]))
-    return found
+    library.farm_gpu_launches.restype = ctypes.c_char_p
+    words = (line.split() for line in library.farm_gpu_launches().decode().splitlines())
+    return [Kernel(float(cycles), float(moved), 1, name) for name, cycles, moved in words]
 
 
 def _find_driver() -> Any | None:
@@ -80,46 +65,50 @@ def _find_driver() -> Any | None:
     return None
 
 
-def sum_up(launches: Iterable[Launch], facts: Mapping[str, Any], calls: int) -> tuple[Kernel, ...]:
-    """The cost of one of `calls` equal calls on the GPU of `facts` (`tree.py`), per kernel."""
+def open_driver(path: str) -> ctypes.CDLL:
+    """Load the stand-in driver for `estimate` in a process without TVM."""
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(path)
+
+
+def sum_up(launches: Iterable[Kernel], calls: int) -> tuple[Kernel, ...]:
+    """The cost of one of `calls` equal calls on the GPU, per kernel."""
     counted = collections.Counter(launches)
     return tuple(
-        dataclasses.replace(_weigh(launch, str(facts["arch"]), int(facts["processors"])), times=times // calls)
-        for launch, times in counted.items()
-        if times >= calls
+        dataclasses.replace(launch, times=times // calls) for launch, times in counted.items() if times >= calls
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _weigh(launch: Launch, arch: str, processors: int) -> Kernel:
-    counts = gpu_source.count(launch.source, launch.kernel, launch.grid, launch.block)
-    registers, shared = gpu_source.read_usages(launch.source).get(launch.kernel, (32, 0))
-    unit = find_processor(arch)
-    blocks = math.prod(launch.grid)
-    resident = count_resident(unit, math.prod(launch.block), registers, shared + launch.shared_bytes)
-    if not counts.issued:
-        return Kernel(_UNKNOWN_CYCLES, count_bytes(counts, blocks, launch.sizes, unit.cache_bytes))
-    work = BlockWork(
-        threads=math.prod(launch.block),
-        issued=counts.issued,
-        shared_turns=counts.shared,
-        sectors=sum(counts.sectors.values()),
-        waits=counts.waits,
-        barrier_cycles=counts.barriers * _BARRIER_CYCLES,
-        held=counts.held,
+def estimate(
+    driver: ctypes.CDLL,
+    cubin: bytes,
+    kernel: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+    arguments: Sequence[int],
+    device: Gpu,
+    shared_bytes: int = 0,
+) -> float:
+    """Estimate the seconds of one launch of a cubin's kernel, with the start; `driver` is the stand-in's library.
+
+    `arguments` are the bytes behind each pointer, or values. Raises ValueError for what cannot be emulated.
+    """
+    driver.farm_gpu_estimate.restype = ctypes.c_char_p
+    sizes = (ctypes.c_uint * 7)(*grid, *block, shared_bytes)
+    given = (ctypes.c_double * 6)(
+        device.processors,
+        device.l2_bytes,
+        _DRAM_S * device.freq_hz,
+        device.port_bytes,
+        device.pair_slots,
+        device.vector_turns,
     )
-    cycles = count_cycles(work, unit, blocks, resident, processors)
-    return Kernel(cycles, count_bytes(counts, blocks, launch.sizes, unit.cache_bytes))
-
-
-def count_bytes(counts: Counts, blocks: int, sizes: Sequence[int], cache_bytes: int) -> float:
-    """Memory traffic in bytes: each argument once, and again what the cache has evicted."""
-    moved = 0.0
-    for argument, sectors in counts.sectors.items():
-        asked = sectors * SECTOR_BYTES * blocks
-        size = sizes[argument] if argument < len(sizes) and sizes[argument] else asked
-        moved += count_fetched(asked, size, cache_bytes)
-    return moved
+    found = (ctypes.c_double * 3)()
+    values = (ctypes.c_ulonglong * len(arguments))(*arguments)
+    size = ctypes.c_size_t(len(cubin))
+    if message := driver.farm_gpu_estimate(cubin, size, kernel.encode(), sizes, values, given, found):
+        raise ValueError(f"{kernel}: {message.decode()}")
+    return max(found[0] / device.freq_hz, found[1] / (REACHED * device.memory_bytes_per_s)) + START_S
 
 
 def compute_seconds(

@@ -187,7 +187,7 @@ class Pace:
                 self._work = self._book.keep(self._key, make_emulated(self._read_cost()))
             elif self._on_gpu:
                 run(1)
-                kernels = gpu_time.sum_up(gpu_time.take_launches(), self._read_facts()["gpu"], 1 + calls_beside)
+                kernels = gpu_time.sum_up(gpu_time.take_launches(), 1 + calls_beside)
                 asking_s = gpu_time.ASKING_S * sum(kernel.times for kernel in kernels)
                 self._work = self._book.keep(self._key, work.Work(max(asking_s, gpu_time.ASKING_S), 0.0, kernels))
             else:

@@ -1,4 +1,4 @@
-"""Turn TVM's CUDA source into PTX checked for the exact GPU, or into CPU code for virtual boards.
+"""Turn TVM's CUDA source into PTX checked for the exact GPU, or into its machine code for virtual boards.
 
 `farm/search/build/lowering.py` makes the source. The native libraries that boards need beside the code, TVM's plug-in
 and a virtual board's CUDA driver, are built here with zig.
@@ -10,14 +10,12 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import re
 import struct
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from farm import folders, linker
-from farm.errors import CodeRefusedError, UnavailableError, UsageError
+from farm.errors import UnavailableError, UsageError
 from farm.gpu import ptx
 from farm.inventory.board_types import BoardType
 
@@ -37,8 +35,15 @@ def build_plugin(folder: Path, triple: str | None) -> Path:
 
 def build_driver(folder: Path, triple: str | None) -> Path:
     """Build the substitute for the CUDA driver of virtual boards."""
-    linker.link_cpp(folder / DRIVER, [find_virtual_gpu() / "driver.cc"], triple)
+    vectors = ["-march=x86_64_v3"] if triple is None and _has_vectors() else []
+    linker.link_cpp(folder / DRIVER, sorted(find_virtual_gpu().glob("*.cc")), triple, ["-ffp-contract=off", *vectors])
     return folder / DRIVER
+
+
+def _has_vectors() -> bool:
+    """Say whether this machine has the instructions of x86-64-v3, which emulate a warp in few steps."""
+    words = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    return {"avx2", "bmi2", "f16c", "fma"} <= set(words)
 
 
 def read_files(triple: str | None, *, simulated: bool) -> dict[str, bytes]:
@@ -73,7 +78,7 @@ def prepare(home: Path) -> None:
 
 @functools.cache
 def _digest() -> str:
-    digest = hashlib.sha256(repr(list_tools()).encode())
+    digest = hashlib.sha256(repr((list_tools(), _has_vectors())).encode())
     for path in sorted([*(_find_package("device_agent") / "native").iterdir(), *find_virtual_gpu().iterdir()]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -92,61 +97,13 @@ def _find_package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-# Marks a library for the virtual driver. Its size and content follow, then those of the source, from which the board
-# estimates the time.
-_MARK = b"FARMGPU1"
-_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
-_SHARED = re.compile(r"__shared__\s+(alignas\(\d+\))")
-_DYNAMIC_SHARED = re.compile(r"extern\s+(alignas\(\d+\)\s+)?__shared__\s+([\w ]+?)\s+(\w+)\[\];")
-# Synchronisation among the threads of a block.
-_MEETING = re.compile(r"\b(__syncthreads|__syncwarp|__shfl\w*)\s*\(")
-# No virtual GPU allows a block more.
-_MOST_SHARED_BYTES = 96 << 10
-# Half precision needs a library that virtual GPUs lack.
-_HALF = re.compile(r"\bhalf[1-8]?\b")
+# Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
+_MARK = b"FARMGPU2"
 
 
-def compile_kernels(source: str, triple: str | None, usages: Sequence[ptx.Usage] = ()) -> bytes:
-    """Compile kernels to a module of a virtual board's driver, for the CPU that zig calls `triple` (None: this one).
-
-    `usages` are the kernels' resources on the GPU. Raises PermanentError for source that cannot be compiled.
-    """
-    if _HALF.search(source.partition('extern "C"')[2]):
-        raise CodeRefusedError("this model uses half precision, which virtual GPUs do not support")
-    facts = "".join(f"// farm: {u.kernel} registers={u.registers} shared_bytes={u.shared_bytes}\n" for u in usages)
-    # The plug-in refuses text that looks like CUDA source.
-    estimated = (facts + source.partition('extern "C"')[2].replace("__global__", "__kernel__")).encode()
-    # C++ requires the alignment first, and a size.
-    source = _DYNAMIC_SHARED.sub(
-        lambda found: f"alignas(16) __shared__ {found[2]} {found[3]}[{_MOST_SHARED_BYTES} / sizeof({found[2]})];",
-        _SHARED.sub(r"\1 __shared__", source),
-    )
-    with tempfile.TemporaryDirectory(prefix="farm-gpu-") as folder:
-        path, output = Path(folder) / "kernels.cc", Path(folder) / "kernels.so"
-        path.write_text(f'#include "cuda_on_host.h"\n{source}\n{_write_entries(source)}', encoding="utf-8")
-        options = ["-fno-strict-aliasing", "-w", "-I", str(find_virtual_gpu())]
-        linker.link_cpp(output, [path], triple, options)
-        library = output.read_bytes()
-    return b"".join(
-        [_MARK, struct.pack("<Q", len(library)), library, struct.pack("<Q", len(estimated)), estimated, b"\0"]
-    )
-
-
-def _write_entries(source: str) -> str:
-    """Write a function per kernel with the arguments of cuLaunchKernel."""
-    places = [(found.start(), found[1]) for found in _KERNEL.finditer(source)]
-    entries: dict[str, bool] = {}
-    for (start, name), (end, _) in zip(places, [*places[1:], (len(source), "")], strict=True):
-        meets = bool(_MEETING.search(source, start, end))
-        entries[name] = entries.get(name, False) or meets
-    return "".join(
-        f'extern "C" __attribute__((visibility("default"))) void farm_gpu_{name}(void** arguments, '
-        "const unsigned* sizes, unsigned) {\n"
-        f"  farm_host::run({name}, arguments, sizes, {'true' if meets else 'false'});\n}}\n"
-        f'extern "C" __attribute__((visibility("default"))) const unsigned farm_pointers_{name} = '
-        f"farm_host::pointers({name});\n"
-        for name, meets in entries.items()
-    )
+def pack_cubin(cubin: bytes) -> bytes:
+    """Pack machine code as a module of a virtual board's driver."""
+    return b"".join([_MARK, struct.pack("<Q", len(cubin)), cubin, b"\0"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +145,10 @@ def plan_gpu(board_type: BoardType) -> GpuPlan:
 
 
 def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
-    """Compile and check CUDA source for a GPU; simulated boards get code for this machine after the same check.
+    """Compile and check CUDA source for a GPU; simulated boards get the GPU's machine code, which they emulate.
 
     Raises PermanentError where a compiler refuses it or a kernel exceeds the GPU's resources.
     """
     text = ptx.rewrite_version(ptx.compile_ptx(source, plan.arch), plan.newest_ptx)
-    usages = tuple(ptx.check(text, plan.arch, plan.limits))
-    return Made(compile_kernels(source, None, usages) if simulated else text.encode(), usages)
+    cubin, usages = ptx.assemble(text, plan.arch, plan.limits)
+    return Made(pack_cubin(cubin) if simulated else text.encode(), tuple(usages))

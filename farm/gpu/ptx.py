@@ -188,14 +188,19 @@ def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
 
     Raises CodeRefusedError with the message of ptxas, or naming the kernel and the exceeded limit.
     """
+    return assemble(text, arch, limits)[1]
+
+
+def assemble(text: str, arch: str, limits: PtxLimits) -> tuple[bytes, list[Usage]]:
+    """Return the machine code of PTX, a cubin, and the resources of its kernels. Raises as `check` does."""
     threads = {name: _count_threads(words) for name, words in _THREADS.findall(text)}
     with tempfile.TemporaryDirectory(prefix="farm-ptx-") as folder:
-        path = Path(folder) / "kernels.ptx"
+        path, cubin = Path(folder) / "kernels.ptx", Path(folder) / "kernels.cubin"
         path.write_text(text, encoding="utf-8")
         command = [str(find_file("cuda_nvcc", "bin/ptxas")), f"--gpu-name={arch}", "--verbose", str(path)]
         try:
             done = subprocess.run(
-                [*command, "--output-file", "/dev/null"],
+                [*command, "--output-file", str(cubin)],
                 capture_output=True,
                 text=True,
                 timeout=_TIMEOUT_S,
@@ -203,8 +208,9 @@ def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
             )
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(f"ptxas did not finish within {_TIMEOUT_S:g} s") from error
-    if done.returncode != 0:
-        raise CodeRefusedError(f"ptxas refuses the code for {arch}: {(done.stderr or done.stdout).strip()[:2000]}")
+        if done.returncode != 0:
+            raise CodeRefusedError(f"ptxas refuses the code for {arch}: {(done.stderr or done.stdout).strip()[:2000]}")
+        code = cubin.read_bytes()
     usages = []
     for kernel, stores, loads, registers, rest in _COMPILED.findall(done.stderr + done.stdout):
         shared = re.search(r"(\d+) bytes smem", rest)
@@ -219,7 +225,7 @@ def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
         )
     for usage in usages:
         _require(usage, limits)
-    return usages
+    return code, usages
 
 
 def _count_threads(words: str) -> int:

@@ -1,16 +1,15 @@
 // A stand-in for the CUDA driver: its entry points over this machine's memory and processor.
 //
-// It checks arguments, counts memory, can fail with any error at any call, and logs every call. Kernels compiled for
-// this machine (cuda_on_host.h) run synchronously; PTX is checked as the driver of the board's release would, and not
-// run. The variable TVM_FARM_VIRTUAL_GPU configures it, as `key=value` pairs separated by semicolons; see `Settings`.
+// It checks arguments, counts memory, can fail with any error at any call, and logs every call. Machine code (sass.h)
+// is emulated synchronously; PTX is checked as the driver of the board's release would, and not run. The variable TVM_FARM_VIRTUAL_GPU configures it, as `key=value` pairs separated by semicolons; see `Settings`.
 // SPDX-License-Identifier: Apache-2.0
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +17,9 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <vector>
+
+#include "sass.h"
 
 // As in ../../native/abi.h: the process that loads this brings libstdc++, and libc++'s strings are made here.
 template class std::basic_string<char>;
@@ -91,6 +93,8 @@ struct Settings {
   long threads = 1024;      // per block
   long clock_khz = 921600;
   long l2 = 262144;         // bytes
+  bool proves = false;      // `prove=1`: races and reads of what nothing wrote are faults
+  bool estimates = true;    // `estimate=0`: launches have no time
   bool pretends = false;    // `run=pretend`: a launch of PTX does nothing, successfully
   std::map<std::string, Failure> failures;
 };
@@ -99,19 +103,14 @@ struct Event {
   timespec at;
 };
 
-using Kernel = void (*)(void** arguments, const unsigned* sizes, unsigned shared_bytes);
-
 struct Module {
-  void* library = nullptr;  // null: PTX
+  std::map<std::string, sass::Kernel> kernels;  // none: PTX
   std::string text;
-  size_t number = 0;  // of its source
 };
 
 struct Function {
-  Kernel run;  // null: PTX
+  const sass::Kernel* kernel;  // null: PTX
   std::string name;
-  size_t source;
-  unsigned pointers;  // bit i: its argument i is one
 };
 
 Settings settings;
@@ -120,11 +119,6 @@ bool has_context = false, has_launched = false;
 CUresult lost = 0;  // a kernel's error, which every later call returns
 size_t allocated = 0;
 std::map<CUdeviceptr, size_t> blocks;
-// Launches since the last query, and their CUDA source by module: the board's model estimates their time.
-std::string launches;
-std::map<size_t, std::string> sources;
-constexpr size_t kMostLaunchBytes = 4 << 20;
-
 void read_settings() {
   const char* text = std::getenv("TVM_FARM_VIRTUAL_GPU");
   std::string left = text ? text : "";
@@ -141,6 +135,8 @@ void read_settings() {
     if (auto found = numbers.find(key); found != numbers.end()) *found->second = std::atol(value.c_str());
     if (key == "name") settings.name = value;
     if (key == "log") settings.log = value;
+    if (key == "prove") settings.proves = value == "1";
+    if (key == "estimate") settings.estimates = value != "0";
     if (key == "run") settings.pretends = value == "pretend";
     if (key == "fail") {
       char entry[64];
@@ -241,28 +237,102 @@ CUresult judge_ptx(const std::string& text, std::string* reason) {
   return 0;
 }
 
-size_t size_of(CUdeviceptr pointer) {
+// A cubin is stored as these bytes, its size and content.
+constexpr char kMark[] = "FARMGPU2";
+
+// What a launch with certain arguments used, with the numbers of the last writes: the same launch has the same results
+// as long as nothing else wrote there.
+struct Memo {
+  std::map<CUdeviceptr, unsigned long> loaded, stored;
+};
+std::map<std::string, Memo> memos;
+std::map<CUdeviceptr, unsigned long> writes;  // the number of the last write, by allocation
+unsigned long write_count = 0;
+// The estimates of launches, by what decides them, and a line for each launch since the last query.
+std::map<std::string, std::string> estimates;
+std::string launches;
+constexpr size_t kMostLaunchBytes = 4 << 20;
+
+void note_write(CUdeviceptr pointer) {
   auto after = blocks.upper_bound(pointer);
-  return after == blocks.begin() ? 0 : std::prev(after)->second;
+  if (after != blocks.begin()) writes[std::prev(after)->first] = ++write_count;
 }
 
-// A library for this machine is stored as these bytes, its size and content, then likewise its CUDA source.
-constexpr char kMark[] = "FARMGPU1";
-
-void* open_library(const char* image) {
-  uint64_t size = 0;
-  std::memcpy(&size, image + 8, sizeof(size));
-  int file = memfd_create("kernels", MFD_CLOEXEC);
-  if (file < 0) return nullptr;
-  for (uint64_t done = 0; done < size;) {
-    ssize_t written = write(file, image + 16 + done, size - done);
-    if (written <= 0) break;
-    done += static_cast<uint64_t>(written);
+bool is_same(const std::map<CUdeviceptr, unsigned long>& known) {
+  for (auto [pointer, number] : known) {
+    auto found = writes.find(pointer);
+    if (found == writes.end() || found->second != number) return false;
   }
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
-  // The file stays open: the loader would take another file with the same number for the first.
-  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return true;
+}
+
+CUresult run_blocks(const sass::Launch& launch, const sass::Ranges& ranges, const std::string& key) {
+  auto known = memos.find(key);
+  if (known != memos.end() && is_same(known->second.loaded) && is_same(known->second.stored)) return 0;
+  std::set<CUdeviceptr> loaded, stored;
+  for (unsigned z = 0; z < launch.grid[2]; ++z) {
+    for (unsigned y = 0; y < launch.grid[1]; ++y) {
+      for (unsigned x = 0; x < launch.grid[0]; ++x) {
+        const unsigned index[] = {x, y, z};
+        sass::Result result = sass::run_block(launch, index, ranges, settings.proves, nullptr);
+        loaded.insert(result.loaded.begin(), result.loaded.end());
+        stored.insert(result.stored.begin(), result.stored.end());
+        if (result.fault == sass::Fault::kNone) continue;
+        std::fprintf(stderr, "%s\n", result.words.c_str());
+        switch (result.fault) {
+          case sass::Fault::kAddress: return lost = 700;
+          case sass::Fault::kAlignment: return lost = 716;
+          case sass::Fault::kEndless: return lost = 702;
+          case sass::Fault::kInvalid: return lost = 715;
+          default: return lost = 719;
+        }
+      }
+    }
+  }
+  Memo memo;
+  bool apart = true;
+  for (CUdeviceptr each : stored) memo.stored[each] = writes[each] = ++write_count, apart = apart && !loaded.count(each);
+  for (CUdeviceptr each : loaded) memo.loaded[each] = writes[each];
+  if (apart) memos[key] = memo;
+  return 0;
+}
+
+// "KERNEL CYCLES BYTES" for a launch: cycles of the processors, and bytes from the memory.
+std::string estimate(const sass::Launch& launch, const sass::Ranges& ranges, const sass::Ranges& used) {
+  sass::Machine machine;
+  machine.processors = static_cast<unsigned>(settings.processors);
+  machine.l2_bytes = static_cast<unsigned>(settings.l2);
+  machine.dram_latency = 180e-9 * static_cast<double>(settings.clock_khz) * 1e3;
+  sass::Time time = sass::play(launch, ranges, used, machine);
+  char line[512];
+  std::snprintf(line, sizeof(line), "%s %.0f %.0f\n", launch.kernel->name.c_str(), time.cycles, time.dram_bytes);
+  return line;
+}
+
+CUresult launch_kernel(const sass::Launch& launch) {
+  sass::Ranges ranges, used;
+  for (const auto& [begin, bytes] : blocks) ranges[begin] = begin + bytes;
+  char text[160];
+  std::snprintf(text, sizeof(text), "%p %u %u %u %u %u %u %u", static_cast<const void*>(launch.kernel), launch.grid[0],
+                launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2], launch.dynamic_bytes);
+  std::string shape = text, key = text;
+  for (auto [offset, size] : launch.kernel->parameters) {
+    unsigned long long value = 0;
+    std::memcpy(&value, &launch.parameters[offset], std::min<size_t>(size, sizeof(value)));
+    std::snprintf(text, sizeof(text), " %llu", value);
+    key += text;
+    auto after = blocks.upper_bound(value);
+    bool points = size == 8 && after != blocks.begin() && value < std::prev(after)->first + std::prev(after)->second;
+    if (points) used[std::prev(after)->first] = std::prev(after)->first + std::prev(after)->second;
+    std::snprintf(text, sizeof(text), " %llu", points ? static_cast<unsigned long long>(std::prev(after)->second) : value);
+    shape += text;
+  }
+  if (CUresult failed = run_blocks(launch, ranges, key)) return failed;
+  if (!settings.estimates) return 0;
+  auto [found, is_new] = estimates.try_emplace(shape);
+  if (is_new) found->second = estimate(launch, ranges, used);
+  if (launches.size() < kMostLaunchBytes) launches += found->second;
+  return 0;
 }
 
 }  // namespace
@@ -356,6 +426,7 @@ FARM_ENTRY cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   if (block == nullptr) return 2;
   *pointer = reinterpret_cast<CUdeviceptr>(block);
   blocks[*pointer] = bytes;
+  writes[*pointer] = ++write_count;
   allocated += bytes;
   return 0;
 }
@@ -374,6 +445,7 @@ FARM_ENTRY cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, 
   FARM_ENTER("%zu", bytes);
   if (!holds(to, bytes)) return 1;
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  note_write(to);
   return 0;
 }
 
@@ -388,6 +460,7 @@ FARM_ENTRY cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, 
   FARM_ENTER("%zu", bytes);
   if (!holds(from, bytes) || !holds(to, bytes)) return 1;
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+  note_write(to);
   return 0;
 }
 
@@ -446,14 +519,12 @@ FARM_ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned count, 
   std::string reason;
   CUresult result = 0;
   if (std::memcmp(text, kMark, 8) == 0) {
-    loaded->library = open_library(text);
-    if (loaded->library == nullptr) {
-      reason = dlerror(), result = 200;
-    } else {
-      uint64_t size = 0, length = 0;
-      std::memcpy(&size, text + 8, sizeof(size));
-      std::memcpy(&length, text + 16 + size, sizeof(length));
-      sources[loaded->number = sources.size()] = std::string(text + 24 + size, length);
+    uint64_t size = 0;
+    std::memcpy(&size, text + 8, sizeof(size));
+    try {
+      loaded->kernels = sass::read_cubin(reinterpret_cast<const uint8_t*>(text) + 16, size);
+    } catch (const std::string& words) {
+      reason = words, result = 200;
     }
   } else if (std::strstr(text, ".version")) {
     loaded->text = text;
@@ -476,17 +547,15 @@ FARM_ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned count, 
 FARM_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) {
   FARM_ENTER("%s", name);
   auto loaded = static_cast<Module*>(module);
-  Kernel kernel = nullptr;
-  unsigned pointers = 0;
-  if (loaded->library) {
-    kernel = reinterpret_cast<Kernel>(dlsym(loaded->library, (std::string("farm_gpu_") + name).c_str()));
-    if (kernel == nullptr) return 500;
-    void* known = dlsym(loaded->library, (std::string("farm_pointers_") + name).c_str());
-    if (known != nullptr) pointers = *static_cast<unsigned*>(known);
+  const sass::Kernel* kernel = nullptr;
+  if (!loaded->kernels.empty()) {
+    auto found = loaded->kernels.find(name);
+    if (found == loaded->kernels.end()) return 500;
+    kernel = &found->second;
   } else if (loaded->text.find(std::string(".entry ") + name + "(") == std::string::npos) {
     return 500;
   }
-  *function = new Function{kernel, name, loaded->number, pointers};
+  *function = new Function{kernel, name};
   return 0;
 }
 
@@ -504,30 +573,21 @@ FARM_ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   if (threads == 0 || grid_x == 0 || grid_y == 0 || grid_z == 0) return 1;
   if (threads > static_cast<unsigned long>(settings.threads) || block_z > 64) return 1;
   if (grid_y > 65535 || grid_z > 65535 || shared_bytes > settings.shared) return 1;
-  if (kernel->run == nullptr) return settings.pretends ? 0 : 801;
+  if (kernel->kernel == nullptr) return settings.pretends ? 0 : 801;
   if (!has_launched) {
     if (CUresult failed = take_for_itself(size_t{8} << 30)) return failed;
     has_launched = true;
   }
-  const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
-  kernel->run(arguments, sizes, shared_bytes);
-  if (launches.size() < kMostLaunchBytes) {
-    char line[512];
-    int length = std::snprintf(line, sizeof(line), "%zu %s %u %u %u %u %u %u %u", kernel->source, kernel->name.c_str(),
-                               grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes);
-    launches.append(line, static_cast<size_t>(length) < sizeof(line) ? static_cast<size_t>(length) : 0);
-    for (unsigned i = 0; kernel->pointers >> i; ++i) {
-      bool is_pointer = kernel->pointers >> i & 1;
-      std::snprintf(line, sizeof(line), " %zu", is_pointer ? size_of(*static_cast<CUdeviceptr*>(arguments[i])) : 0);
-      launches.append(line);
-    }
-    launches.append("\n");
+  sass::Launch launch{kernel->kernel, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, {}};
+  launch.parameters.resize(kernel->kernel->parameter_bytes);
+  for (size_t i = 0; i < kernel->kernel->parameters.size(); ++i) {
+    auto [offset, size] = kernel->kernel->parameters[i];
+    if (offset + size <= launch.parameters.size()) std::memcpy(&launch.parameters[offset], arguments[i], size);
   }
-  return 0;
+  return launch_kernel(launch);
 }
 
-// Beyond CUDA: the launches since the last call, a line each: source number, kernel, grid, block, bytes of dynamic
-// shared memory, and the size of each pointer argument's allocation.
+// Beyond CUDA: a line for each launch since the last call; see `estimate`.
 extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches() {
   static std::string answer;
   answer = launches;
@@ -535,8 +595,43 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches(
   return answer.c_str();
 }
 
-// Beyond CUDA: the CUDA source of that number.
-extern "C" __attribute__((visibility("default"))) const char* farm_gpu_source(size_t number) {
-  auto found = sources.find(number);
-  return found == sources.end() ? "" : found->second.c_str();
+// Beyond CUDA: estimate a kernel of a cubin on memory of its own. `sizes`: grid, block, bytes of dynamic shared memory.
+// `arguments`: for each parameter the bytes that a pointer is for, or the value. `machine`: processors, bytes of L2,
+// cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory, resident blocks.
+// Returns a message, empty where all went well.
+extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(
+    const unsigned char* cubin, size_t size, const char* name, const unsigned* sizes, const unsigned long long* arguments,
+    const double* given, double* found) {
+  static std::string message;
+  message.clear();
+  try {
+    auto kernels = sass::read_cubin(cubin, size);
+    auto kernel = kernels.find(name);
+    if (kernel == kernels.end()) throw std::string("no such kernel");
+    sass::Launch launch{&kernel->second, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, sizes[6], {}};
+    launch.parameters.resize(kernel->second.parameter_bytes);
+    sass::Ranges ranges;
+    for (size_t i = 0; i < kernel->second.parameters.size(); ++i) {
+      auto [offset, bytes] = kernel->second.parameters[i];
+      unsigned long long value = arguments[i];
+      if (bytes == 8) {
+        void* memory = mmap(nullptr, value, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) throw std::string("no memory");
+        value = reinterpret_cast<unsigned long long>(memory);
+        ranges[value] = value + arguments[i];
+      }
+      std::memcpy(&launch.parameters[offset], &value, bytes);
+    }
+    sass::Machine machine;
+    machine.processors = static_cast<unsigned>(given[0]), machine.l2_bytes = static_cast<unsigned>(given[1]);
+    machine.dram_latency = given[2], machine.port_bytes = given[3], machine.pair_slots = given[4];
+    machine.vector_turns = given[5];
+    sass::Time time = sass::play(launch, ranges, ranges, machine);
+    found[0] = time.cycles, found[1] = time.dram_bytes, found[2] = time.resident;
+    message = time.fault;
+    for (auto [begin, end] : ranges) munmap(reinterpret_cast<void*>(begin), end - begin);
+  } catch (const std::string& words) {
+    message = words;
+  }
+  return message.c_str();
 }
