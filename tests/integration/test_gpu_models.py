@@ -292,17 +292,15 @@ def test_a_wheel_runs_where_nothing_but_tvms_runtime_is(
     emulated_root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """A model for the GPU of a Nano, packed, unpacked and run in the stock aarch64 runtime under emulation; the driver
-    is the stand-in, which takes kernels for that processor in the place of PTX.
+    is the stand-in, which takes machine code in the place of PTX.
     """
     nano = load_board_types()["jetson-nano"]
     assert nano.target is not None
     assert nano.link_triple is not None
     plan = code.plan_gpu(nano)
 
-    def make_code(source: str, *_: object) -> code.Made:
-        return code.Made(code.compile_kernels(source, nano.link_triple), ())
-
-    monkeypatch.setattr(lowering, "make_code", make_code)
+    made = lowering.make_code
+    monkeypatch.setattr(lowering, "make_code", lambda source, plan, _: made(source, plan, True))
     entry = ZOO["tiny-cnn"]
     config = gpus.to_config("jetson-nano", plan, nano.target.to_tvm(), simulated=False)
     model = onnx.load_model_from_string(entry.build())

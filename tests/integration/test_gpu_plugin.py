@@ -27,8 +27,9 @@ TIMEOUT_S = 240.0
 
 def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
     kernels = folder / "kernels"
-    kernels.write_bytes(code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
-    (folder / "second").write_bytes(code.compile_kernels(gpu_contract_kernels.SECOND, triple))
+    plan = code.plan_gpu(load_board_types()["jetson-nano"])
+    kernels.write_bytes(code.make_code(gpu_contract_kernels.SOURCE, plan, simulated=True).code)
+    (folder / "second").write_bytes(code.make_code(gpu_contract_kernels.SECOND, plan, simulated=True).code)
     return [code.build_plugin(folder, triple), code.build_driver(folder, triple), kernels]
 
 

@@ -98,12 +98,6 @@ def test_the_compilers_words_reach_the_user() -> None:
         ptx.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
 
 
-def test_half_precision_is_refused_where_it_cannot_be_played() -> None:
-    """A virtual GPU says so in place of computing something else."""
-    with pytest.raises(PermanentError, match="half precision"):
-        code.compile_kernels('extern "C" __global__ void f(half* a) {}', None)
-
-
 def test_a_board_without_a_gpu_is_named() -> None:
     """Code for a GPU is made for board types that have one."""
     with pytest.raises(UsageError, match="raspberry-pi-4 has no GPU"):

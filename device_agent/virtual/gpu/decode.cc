@@ -259,7 +259,9 @@ void Reader::read_rest() {
       op_.round = static_cast<u8>(get(39, 2) | (op_.code == Code::F2F ? get(42, 1) << 2 : 0));
       op_.shift = static_cast<u8>(op_.code == Code::F2F ? get(41, 1) : op_.code == Code::F2I ? 0 : get(41, 2));
       flag(45, kNegateB), flag(49, kAbsoluteB), flag(50, kSaturate), flag(47, kCarryOut);
-      require(op_.form_a != 3 && op_.form_d != 3, "has 64 bits");
+      require(op_.form_a != 3 || op_.code == Code::I2F, "converts from 64 bits");
+      require(op_.form_d != 3 || op_.code == Code::F2I, "converts to 64 bits");
+      require(op_.form_a != 3 || form_ == R, "converts a constant of 64 bits");
       break;
     case Code::IADD:
       operands(false);

@@ -161,7 +161,7 @@ class Block {
   void leave(Warp* warp);
   void special(const Op& op, Warp* warp, u32* out);
   void rounded(const Op& op, const u32* a, const u32* b, const u32* c, u32* out);
-  void convert(const Op& op, const u32* b, u32* out);
+  void convert(const Op& op, const u32* b, const u32* above, u32* out, u32* upper);
   void half2(const Op& op, const u32* a, const u32* b, const u32* c, u32* out);
   void shuffle(const Op& op, Warp* warp, u32 act, const u32* a, const u32* b, const u32* c);
   void load_or_store(const Op& op, Warp* warp, u32 act);
@@ -213,7 +213,7 @@ void Block::leave(Warp* warp) {
 void Block::run_warp(Warp* warp) {
   const Op* ops = kernel_.ops.data();
   const i32 count = static_cast<i32>(kernel_.ops.size());
-  u32 made[32];
+  u32 made[32], upper[32];
   for (;;) {
     if (warp->at >= count || warp->at < 0) {
       result_.fault = Fault::kInvalid, result_.words = kernel_.name + ": ran out of its code";
@@ -361,7 +361,13 @@ void Block::run_warp(Warp* warp) {
         PUT_ROW(made);
         break;
       case Code::F2F: case Code::F2I: case Code::I2F: case Code::I2I:
-        convert(op, b, made);
+        convert(op, b, op.b < kZero ? warp->row(static_cast<u16>(op.b + 1)) : b, made, upper);
+        if (op.code == Code::F2I && op.form_d == 3 && op.dst < kZero) {
+          u32* first = out;
+          out = warp->row(static_cast<u16>(op.dst + 1));
+          PUT_ROW(upper);
+          out = first;
+        }
         if (f & kCarryOut) put_codes(made);
         PUT_ROW(made);
         break;
@@ -534,8 +540,8 @@ void Block::run_warp(Warp* warp) {
             // The higher words of numbers whose lower words were subtracted before: the difference, with the borrow.
             i64 x = f & kSigned ? i64{static_cast<i32>(a[l])} : i64{a[l]}, y = f & kSigned ? i64{static_cast<i32>(b[l])} : i64{b[l]};
             i64 difference = x - y - (warp->carry >> l & 1 ? 0 : 1);
-            bool less = difference < 0;
-            right = op.mode == 1 ? less : op.mode == 6 ? !less : op.mode == 4 ? !less && (difference || warp->undecided[l]) : right;
+            bool less = difference < 0, equal = difference == 0 && (warp->zero >> l & 1);
+            right = (op.mode & 1 && less) || (op.mode & 2 && equal) || (op.mode & 4 && !less && !equal);
           }
           found |= static_cast<u32>(right) << l;
         }
@@ -649,7 +655,8 @@ __attribute__((noinline)) void Block::rounded(const Op& op, const u32* a, const 
   std::fesetround(FE_TONEAREST);
 }
 
-void Block::convert(const Op& op, const u32* b, u32* out) {
+// `above` and `upper` are the upper words of 64 bits.
+void Block::convert(const Op& op, const u32* b, const u32* above, u32* out, u32* upper) {
   const u32 f = op.flags;
   for (int l = 0; l < 32; ++l) {
     if (op.code == Code::F2F || op.code == Code::F2I) {
@@ -666,15 +673,39 @@ void Block::convert(const Op& op, const u32* b, u32* out) {
         int bits = 8 << op.form_d;
         double low = f & kSigned ? -std::ldexp(1.0, bits - 1) : 0.0, high = std::ldexp(1.0, f & kSigned ? bits - 1 : bits) - 1;
         whole = std::isnan(x) ? 0.0 : whole < low ? low : whole > high ? high : whole;
-        out[l] = static_cast<u32>(static_cast<i64>(whole));
+        // The greatest number of 64 bits is no double.
+        u64 bits_of = bits < 64 ? static_cast<u64>(static_cast<i64>(whole))
+                      : f & kSigned ? (whole >= 9.2e18 ? ~u64{0} >> 1 : static_cast<u64>(static_cast<i64>(whole)))
+                                    : (whole >= 1.8e19 ? ~u64{0} : static_cast<u64>(whole));
+        out[l] = static_cast<u32>(bits_of), upper[l] = static_cast<u32>(bits_of >> 32);
       }
       continue;
     }
     int bits = 8 << op.form_a;
+    if (bits == 64) {
+      u64 both = u64{above[l]} << 32 | b[l];
+      std::fesetround(op.round == 1 ? FE_DOWNWARD : op.round == 2 ? FE_UPWARD : op.round == 3 ? FE_TOWARDZERO : FE_TONEAREST);
+      volatile i64 given = static_cast<i64>(both);
+      volatile u64 given_unsigned = both;
+      float value = f & kSignedB ? static_cast<float>(given) : static_cast<float>(given_unsigned);
+      std::fesetround(FE_TONEAREST);
+      if (f & kAbsoluteB) value = std::fabs(value);
+      out[l] = as_bits(f & kNegateB ? -value : value);
+      continue;
+    }
     u32 raw = bits == 32 ? b[l] : b[l] >> (8 * op.shift) & ((1u << bits) - 1);
     i64 value = f & kSignedB ? static_cast<i64>(static_cast<i32>(raw << (32 - bits)) >> (32 - bits)) : static_cast<i64>(raw);
     if (f & kAbsoluteB) value = value < 0 ? -value : value;
     if (f & kNegateB) value = -value;
+    if (op.code == Code::I2F && op.round) {
+      static const int kModes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
+      std::fesetround(kModes[op.round]);
+      volatile i64 given = value;
+      volatile float result = static_cast<float>(given);
+      std::fesetround(FE_TONEAREST);
+      out[l] = as_bits(result);
+      continue;
+    }
     if (op.code == Code::I2F) {
       out[l] = op.form_d == 1 ? float_to_half(static_cast<float>(value)) : as_bits(static_cast<float>(value));
       continue;
