@@ -15,8 +15,8 @@ import _machine
 import gpu_models
 import onnx
 
-from device_agent.protocol import WARP, find_processor
-from device_agent.virtual import gpu_source, gpu_time
+from device_agent.protocol import find_processor
+from device_agent.virtual import gpu_time
 from farm.artifacts.compile import compile_model
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
@@ -68,34 +68,28 @@ def price(name: str, folder: Path) -> dict[str, Any]:
     _machine.say(f"{name}: running once")
     gpu_time.take_launches()
     gpu_models.run(made.library, inputs, BOARD, folder / f"{name}.so")
-    launches = gpu_time.take_launches()
+    kernels = gpu_time.sum_up(gpu_time.take_launches(), 1)
     facts = {"arch": gpu.arch, "processors": gpu.processors, "memory_bytes_per_s": gpu.memory_bytes_per_s, "stretch": 1}
-    kernels = gpu_time.sum_up(launches, facts, 1)
     gpu_hz = float(max(gpu.freqs_hz))
     seconds, computing, moving = gpu_time.compute_seconds(kernels, facts, gpu_hz, 1.0)
     products = entry.flop / 2
-    counted = sum(count_products(launch) for launch in launches)
     per_s = find_processor(gpu.arch).lanes * gpu.processors * gpu_hz
     published = PUBLISHED_MS.get(name)
     return {
         "model": name,
-        "launches": len(launches),
+        "launches": sum(kernel.times for kernel in kernels),
         "price_ms": _machine.round_to(seconds * 1e3),
         "published_ms": published,
         "price_over_published": _machine.round_to(seconds * 1e3 / published, 3) if published else None,
         "compute_ms": _machine.round_to(products / per_s * 1e3),
         "memory_ms": _machine.round_to(4 * entry.parameters / gpu.memory_bytes_per_s * 1e3),
-        "counted_over_products": _machine.round_to(counted / products, 3),
+        "share_of_peak": _machine.round_to(products / per_s / seconds, 3),
+        "slowest": [
+            {"kernel": k.name, "times": k.times, "ms_each": _machine.round_to(k.cycles / gpu_hz * 1e3, 3)}
+            for k in sorted(kernels, key=lambda k: -k.cycles * k.times)[:8]
+        ],
         "busy": {"processors": _machine.round_to(computing, 3), "memory": _machine.round_to(moving, 3)},
     }
-
-
-def count_products(launch: gpu_time.Launch) -> float:
-    """Arithmetic instructions of all threads of a launch: of a convolution, its FMAs at least."""
-    blocks = 1
-    for each in launch.grid:
-        blocks *= each
-    return gpu_source.count(launch.source, launch.kernel, launch.grid, launch.block).arithmetic * WARP * blocks
 
 
 if __name__ == "__main__":
