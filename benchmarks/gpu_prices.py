@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "published": SOURCE,
         "rows": rows,
         "below_a_bound": [row["model"] for row in rows if row["price_ms"] < max(row["compute_ms"], row["memory_ms"])],
-        "beats_by_more_than_a_third": [row["model"] for row in rows if row["price_over_published"] < _LEAST],
+        "beats_by_more_than_a_third": [row["model"] for row in rows if (row["price_over_published"] or 1) < _LEAST],
     }
 
 

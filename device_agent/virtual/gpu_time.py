@@ -106,7 +106,8 @@ def estimate(
     found = (ctypes.c_double * 3)()
     values = (ctypes.c_ulonglong * len(arguments))(*arguments)
     size = ctypes.c_size_t(len(cubin))
-    if message := driver.farm_gpu_estimate(cubin, size, kernel.encode(), sizes, values, given, found):
+    count = len(arguments)
+    if message := driver.farm_gpu_estimate(cubin, size, kernel.encode(), sizes, count, values, given, found):
         raise ValueError(f"{kernel}: {message.decode()}")
     return max(found[0] / device.freq_hz, found[1] / (REACHED * device.memory_bytes_per_s)) + START_S
 

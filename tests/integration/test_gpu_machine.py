@@ -308,7 +308,7 @@ def test_conflicts_and_scattered_writes_take_time(driver: pathlib.Path) -> None:
         found = (ctypes.c_double * 3)()
         sizes, values = (ctypes.c_uint * 7)(8, 1, 1, 128, 1, 1, 0), (ctypes.c_ulonglong * 2)(1 << 20, 1 << 20)
         given = (ctypes.c_double * 6)(1, 4096, 170, 16, 2, 1)
-        library.farm_gpu_estimate(cubin, ctypes.c_size_t(len(cubin)), b"f", sizes, values, given, found)
+        library.farm_gpu_estimate(cubin, ctypes.c_size_t(len(cubin)), b"f", sizes, 2, values, given, found)
         return found[0], found[1]
 
     one_word, two, all_threads = (cycles(stride, 1)[0] for stride in (1, 2, 32))

@@ -596,18 +596,19 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches(
 }
 
 // Beyond CUDA: estimate a kernel of a cubin on memory of its own. `sizes`: grid, block, bytes of dynamic shared memory.
-// `arguments`: for each parameter the bytes that a pointer is for, or the value. `machine`: processors, bytes of L2,
+// `arguments`: for each of `count` parameters the bytes that a pointer is for, or the value. `machine`: processors, bytes of L2,
 // cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory, resident blocks.
 // Returns a message, empty where all went well.
 extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(
-    const unsigned char* cubin, size_t size, const char* name, const unsigned* sizes, const unsigned long long* arguments,
-    const double* given, double* found) {
+    const unsigned char* cubin, size_t size, const char* name, const unsigned* sizes, unsigned count,
+    const unsigned long long* arguments, const double* given, double* found) {
   static std::string message;
   message.clear();
   try {
     auto kernels = sass::read_cubin(cubin, size);
     auto kernel = kernels.find(name);
     if (kernel == kernels.end()) throw std::string("no such kernel");
+    if (kernel->second.parameters.size() != count) throw std::string("another number of arguments");
     sass::Launch launch{&kernel->second, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, sizes[6], {}};
     launch.parameters.resize(kernel->second.parameter_bytes);
     sass::Ranges ranges;

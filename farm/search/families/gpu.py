@@ -19,83 +19,78 @@ from farm.search.families.gpu_cost import Blocks
 from farm.search.families.norm import Norm
 from farm.search.gpus import TargetGpu
 
+# Threads of a block along one side, and in all; steps of the reduction that are unrolled.
+_MOST_SIDE, _MOST_THREADS, _UNROLLED = 32, 512, 8
+# Instructions to stage an element: with its address, or with a check for the border too.
+_MOVED, _CHECKED = 4, 12
 # Below this, threads that share reductions are faster (`GpuSums`).
 _FEWEST_PIXELS = 4
 
 
 class GpuTiles:
-    """Dense convolutions and matrix products, also batched.
+    """Dense convolutions and matrix products, also batched, as products of `pixels` by `channels` in shared memory.
 
-    A block has `wide` threads along channels, and `high` by `far` along rows and columns of pixels. Each thread has
-    `channels` x `rows` x `columns` results. `steps` of the innermost reduction loop are staged at a time.
+    The graph pipeline makes pixels one loop (`channel_padding.join`). A block has `far` threads along pixels by
+    `wide` along channels; each thread has `columns` x `channels` results. `steps` of the innermost reduction loop are
+    staged at a time. Tiles divide what there is: a guard inside the sum would cost several times the sum.
     """
 
     name = "gpu-tiles"
 
     def read(self, schedule: Any) -> Contraction | None:
         found = reading.read_contraction(schedule)
-        if found is None or found.group or len(found.channels) != 1 or not found.pixels or not found.sums:
+        if found is None or found.group or len(found.channels) != 1 or len(found.pixels) != 1 or not found.sums:
             return None
-        if math.prod(axis.extent for axis in found.pixels) < _FEWEST_PIXELS or found.element_bytes != 4:
+        if found.pixels[0].extent < _FEWEST_PIXELS or found.element_bytes != 4:
             return None
         after = [name for name in (*found.between, found.last) if name != found.main]
         return found if all(gpu_cost.writes_once(schedule, name) for name in after) else None
 
     def options(self, facts: Contraction, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
-        rows, columns = _area(facts)
-        wide = tuple(n for n in (4, 8, 16, 32) if n <= max(4, facts.channel))
+        area, line = facts.pixels[0].extent, facts.sums[-1].extent
         return {
-            "wide": wide,
-            "channels": tuple(n for n in (1, 2, 4, 8) if n * 4 <= max(4, facts.channel)),
-            "high": tuple(n for n in (1, 2, 4, 8) if n <= rows) or (1,),
-            "far": tuple(n for n in (1, 2, 4, 7, 8, 14, 16) if n <= columns),
-            "rows": tuple(n for n in ((1, 2, 3) if _is_lost(facts, 2) else (1, 2)) if n <= rows) or (1,),
-            "columns": tuple(n for n in (1, 2, 4, 7, 8) if n <= columns),
-            "steps": tuple(n for n in (4, 8, 16, 32) if facts.sums[-1].extent % n == 0) or (facts.sums[-1].extent,),
+            "wide": tuple(n for n in loops.divisors(facts.channel) if n <= _MOST_SIDE),
+            "channels": tuple(n for n in (1, 2, 4, 8) if facts.channel % n == 0),
+            "far": tuple(n for n in loops.divisors(area) if n <= _MOST_SIDE),
+            "columns": tuple(n for n in (1, 2, 4, 7, 8) if area % n == 0),
+            "steps": tuple(n for n in (4, 8, 16, 32) if line % n == 0) or (line,),
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: TargetGpu) -> Prediction | None:
-        threads = plan["wide"] * plan["high"] * plan["far"]
-        if threads < WARP or threads > 512:
+        area = facts.pixels[0].extent
+        threads, pixels, channels = (
+            plan["wide"] * plan["far"],
+            plan["far"] * plan["columns"],
+            plan["wide"] * plan["channels"],
+        )
+        if not WARP <= threads <= _MOST_THREADS or area % pixels or facts.channel % channels:
             return None
-        rows, columns = _area(facts)
-        tile_rows, tile_columns = plan["high"] * plan["rows"], plan["far"] * plan["columns"]
-        tile_channels = plan["wide"] * plan["channels"]
-        if tile_rows >= 2 * rows or tile_columns >= 2 * columns or tile_channels >= 2 * facts.channel + 4:
-            return None
-        if _is_lost(facts, tile_rows):
-            return None
-        parts = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
-        outer = math.prod(axis.extent for axis in (*facts.batch, *facts.pixels[:-2]))
-        blocks = outer * parts * math.ceil(facts.channel / tile_channels)
-        kernel = facts.depth // facts.sums[-1].extent
-        stages = math.ceil(facts.sums[-1].extent / plan["steps"])
-        values = plan["rows"] * plan["columns"]
-        own = values * plan["channels"]
-        sizes = [tile_columns, tile_rows][: len(facts.pixels)]
-        spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
-        data = math.prod((size - 1) * stride + reach for size, stride, reach in spans) * plan["steps"]
-        weights = kernel * plan["steps"] * tile_channels
-        steps = kernel * stages * plan["steps"]
+        blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
+        own, steps = plan["columns"] * plan["channels"], plan["steps"]
+        stages = facts.depth // steps
         warps = math.ceil(threads / WARP)
-        # Per step a thread reads its pixels one by one and its channels as vectors of up to four.
-        read = values * min(8, max(1, WARP // plan["wide"])) ** 0.25 + math.ceil(plan["channels"] / 4) * _turns(plan)
-        fetched = stages * (data + weights) / threads
-        moved = blocks * (stages * (data + weights) + tile_rows * tile_columns * tile_channels) * 4.0
-        data_asked, weights_asked = blocks * stages * data * 4.0, blocks * stages * weights * 4.0
+        # Both operands are read as vectors: pixels along the reduction, channels along themselves. The threads of a
+        # warp read few different pixels, but their addresses share banks.
+        groups = max(1, min(WARP // min(WARP, plan["wide"]), plan["far"]))
+        read = plan["columns"] * groups**0.5 + plan["channels"] * max(
+            1.0, min(WARP, plan["wide"]) * min(4, plan["channels"]) / WARP / 4
+        )
+        fetched = (pixels * (_CHECKED if facts.pad else _MOVED) + channels * _MOVED / 4) * steps / threads
+        moved = blocks * (stages * (pixels + channels) * steps + pixels * channels) * 4.0
+        data_asked, weights_asked = blocks * stages * pixels * steps * 4.0, blocks * stages * channels * steps * 4.0
         work = Blocks(
             blocks=blocks,
             threads=threads,
-            multiplied=steps * own,
-            others=steps * (values + plan["channels"] / 4 + 1) + fetched * (8 if facts.pad else 4) + own * 4,
-            held=own + values + plan["channels"],
+            multiplied=float(facts.depth * own),
+            others=facts.depth * (plan["columns"] + plan["channels"]) / 4 + stages * (fetched + 8) + own * 4,
+            held=own + 4 * plan["columns"] + plan["channels"],
             waits=stages,
             moved_bytes=moved,
             far_bytes=count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
             + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
             + facts.result_bytes,
-            shared_bytes=(data + weights) * 4,
-            shared_turns=warps * steps * read + stages * (data + weights) / WARP,
+            shared_bytes=(pixels + channels) * steps * 4,
+            shared_turns=warps * facts.depth * read + stages * (pixels + channels) * steps / WARP,
             barriers=2 * stages,
         )
         return gpu_cost.predict(work, core)
@@ -103,76 +98,43 @@ class GpuTiles:
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""
         main = schedule.get_sblock(facts.main)
-        held = None
-        if facts.pad and len(facts.sums) > 1 and not reading.is_moved(schedule, facts.pad):
-            # Padding while staging checks each element once, and TVM sees the staged region.
-            held = schedule.get_sblock(facts.pad)
-            schedule.set_scope(held, 0, "shared")
-        elif facts.pad:
-            schedule.compute_inline(schedule.get_sblock(facts.pad))
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        if len(facts.sums) == 1:
-            # Index by the block's own loops: fused rows and columns of pixels would be staged as whole rows.
-            held = schedule.reindex(main, ("read", facts.data_at))
-            schedule.set_scope(held, 0, "shared")
+        # Indexed by the block's own loops, so that a tile stages its own elements. A pad is checked while staging.
+        held = schedule.reindex(main, ("read", facts.data_at))
+        schedule.set_scope(held, 0, "shared")
+        checked = facts.pad is not None
+        if facts.pad:
+            schedule.compute_inline(schedule.get_sblock(facts.pad))
         last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "local")
-        *before, channel = schedule.get_loops(last)
-        pixels = before[-min(2, len(facts.pixels)) :]
-        blocks, threads, own = list(before[: len(before) - len(pixels)]), [], []
-        factors = [(plan["high"], plan["rows"]), (plan["far"], plan["columns"])][-len(pixels) :]
-        for loop, (shared, kept) in zip(pixels, factors, strict=True):
-            block, thread, inner = schedule.split(loop, [None, shared, kept])
-            blocks.append(block)
-            threads.append(thread)
-            own.append(inner)
-        block, thread, vector = schedule.split(channel, [None, plan["wide"], plan["channels"]])
-        schedule.reorder(*blocks, block, *threads, thread, *own, vector)
-        schedule.bind(schedule.fuse(*blocks, block), "blockIdx.x")
-        inside = schedule.fuse(*threads, thread)
+        *before, pixel, channel = schedule.get_loops(last)
+        pixel_block, far, column = schedule.split(pixel, [None, plan["far"], plan["columns"]])
+        channel_block, wide, vector = schedule.split(channel, [None, plan["wide"], plan["channels"]])
+        schedule.reorder(*before, pixel_block, channel_block, far, wide, column, vector)
+        schedule.bind(schedule.fuse(*before, pixel_block, channel_block), "blockIdx.x")
+        inside = schedule.fuse(far, wide)
         schedule.bind(inside, "threadIdx.x")
         if plan["channels"] > 1:
-            lanes = min(4, plan["channels"])
-            schedule.vectorize(schedule.split(vector, [None, lanes])[-1])
+            schedule.vectorize(schedule.split(vector, [None, min(4, plan["channels"])])[-1])
         schedule.compute_at(main, inside, preserve_unit_loops=True)
         mine = schedule.get_loops(main)[-len(schedule.get(main).iter_vars) :]
         sums = [mine[axis.at] for axis in facts.sums]
         results = [loop for at, loop in enumerate(mine) if at not in {axis.at for axis in facts.sums}]
         stage, step = schedule.split(sums[-1], [None, plan["steps"]])
-        schedule.reorder(stage, *sums[:-1], step, *results)
-        staged = [
-            held if held and at == facts.data_at else schedule.cache_read(main, at, "shared")
-            for at in range(len(schedule.get(main).reads))
-        ]
-        total = plan["wide"] * plan["high"] * plan["far"]
-        for copy in staged:
+        # Unrolled steps let the compiler read a pixel's next elements at once.
+        step, unrolled = schedule.split(step, [None, min(_UNROLLED, plan["steps"])])
+        schedule.reorder(*sums[:-1], stage, step, unrolled, *results)
+        schedule.unroll(unrolled)
+        lanes = 1 if checked or plan["steps"] % 4 else 4
+        for at in range(len(schedule.get(main).reads)):
+            is_data = at == facts.data_at
+            copy = held if is_data else schedule.cache_read(main, at, "shared")
             schedule.compute_at(copy, stage, preserve_unit_loops=True)
-            gpu_cost.give_to_threads(schedule, copy, total, 1)
-        schedule.decompose_reduction(main, stage)
-
-
-def _area(facts: Contraction) -> tuple[int, int]:
-    """Return rows and columns of pixels; one row where they are one loop."""
-    rows = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
-    return rows, facts.pixels[-1].extent
-
-
-def _is_lost(facts: Contraction, tile_rows: int) -> bool:
-    """Say whether TVM would stage all data, since the last tile exceeds rows that a stride of 2 leaves partly unread.
-
-    Seen for 224 rows, of which 111 results need 223.
-    """
-    if len(facts.pixels) < 2 or len(facts.sums) < 2:
-        return False
-    rows, stride, reach = facts.pixels[-2].extent, facts.stride[-2], facts.reach[-2]
-    return rows % tile_rows != 0 and (rows - 1) * stride + reach < facts.room[-2]
-
-
-def _turns(plan: Plan) -> int:
-    """Count the shared-memory accesses for the channel vectors of a warp."""
-    return max(1, min(4, plan["channels"]) * min(WARP, plan["wide"]) // WARP)
+            wanted = lanes if is_data else 4 if plan["wide"] * plan["channels"] % 4 == 0 else 1
+            gpu_cost.give_to_threads(schedule, copy, plan["wide"] * plan["far"], wanted)
+        schedule.decompose_reduction(main, sums[0] if len(sums) > 1 else stage)
 
 
 # Assumed warp instructions of an exponential, a root or a division.

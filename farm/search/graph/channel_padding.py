@@ -16,6 +16,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
+from farm.search import gpus
 from farm.search.cores import Core, find_core
 from farm.search.families import facts
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, Dense, step_cycles
@@ -37,18 +38,34 @@ _LANE_GAIN = 0.9
 
 
 def pad_all(target: Any) -> Any:
-    """Make a module pass for a target (TVM's) and canonical functions; does nothing for unknown cores."""
+    """Make a module pass for a target (TVM's) and canonical functions; does nothing for unknown cores.
+
+    For a GPU pixels become one loop (`join`).
+    """
 
     def run(module: Any, _: Any) -> Any:
-        core = find_core(dict(target.export()))
-        if core is None:
+        known = dict(target.export())
+        core = find_core(known)
+        if core is None and not gpus.is_gpu(known):
             return module
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc):
-                module.update_func(variable, pad(function, core))
+                module.update_func(variable, join(function) if core is None else pad(function, core))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="PadPixels")
+
+
+def join(function: Any) -> Any:
+    """Make the pixels of a contraction one loop, a little longer, that tiles of a GPU divide."""
+    schedule = bindings.schedule(function)
+    found = facts.read_contraction(schedule)
+    if found is None or found.group or not found.pixels or not canonical.is_in_order(found):
+        return function
+    area = math.prod(axis.extent for axis in found.pixels)
+    units = (7, 8) if area <= 64 else (14, 16) if area < 512 else (28, 32)
+    wanted = min(-(-area // unit) * unit for unit in units) if area >= 4 else area
+    return function if wanted == area and len(found.pixels) == 1 else _try(function, schedule, found, wanted)
 
 
 def pad(function: Any, core: Core) -> Any:
@@ -58,8 +75,10 @@ def pad(function: Any, core: Core) -> Any:
     if found is None or not canonical.is_in_order(found) or found.line < _LEAST_LINE:
         return function
     wanted = padded(found, core)
-    if not wanted:
-        return function
+    return _try(function, schedule, found, wanted) if wanted else function
+
+
+def _try(function: Any, schedule: Any, found: Contraction, wanted: int) -> Any:
     try:
         result = _pad(schedule, found, wanted)
     except (RuntimeError, ValueError, TypeError) as error:  # TVM refuses; the function is left unchanged
