@@ -16,6 +16,7 @@ from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env
 from farm.search.build import builder
 from farm.search.families import rule
+from farm.search.graph import channel_padding
 from tests.integration.test_schedule_families import CASES as CPU_CASES
 from tests.integration.test_schedule_families import Build, _run, build_canonical
 
@@ -136,7 +137,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
     kernels, results, inputs = {}, {}, {}
     for number, (name, (family, shapes, build)) in enumerate(CASES.items()):
-        function = build_canonical(shapes, build, target.make_target(host))
+        function = channel_padding.join(build_canonical(shapes, build, target.make_target(host)))
         module = tvm.IRModule({"main": function})
         library = tvm.compile(module, target=target.make_target(host))
         draw = np.random.default_rng(0)
@@ -200,7 +201,7 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     tvm, (shapes, build) = tvm_env.load(), OFFERED[name]
     host = target.host_target(2)
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
-    module = tvm.IRModule({"main": build_canonical(shapes, build, target.make_target(host))})
+    module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, target.make_target(host)))})
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     context = traces.make_context(module, target.make_target(config))
     refused = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
-from device_agent.protocol import WARP, count_fetched
+from device_agent.protocol import START_S, WARP, count_fetched, count_resident
 from farm.gpu.code import THREADS_PER_BLOCK
 from farm.search.families import expressions, gpu_cost, loops, norm
 from farm.search.families import facts as reading
@@ -22,7 +22,10 @@ from farm.search.gpus import TargetGpu
 # Threads of a block along one side, and in all; steps of the reduction that are unrolled.
 _MOST_SIDE, _MOST_THREADS, _UNROLLED = 32, 512, 8
 # Instructions to stage an element: with its address, or with a check for the border too.
-_MOVED, _CHECKED = 4, 12
+_MOVED, _CHECKED = 6, 8
+# Fitted to the estimates of 260 plans of convolutions on a Nano (`device_agent/virtual/gpu/play.cc`): the cycles until
+# a stage's operands are there, its other instructions, cycles of a turn, what warps of parts of rows cost, and the rest.
+_STAGE_CYCLES, _STAGE_ISSUED, _TURN, _CROOKED, _SLOWER = 1000.0, 60.0, 0.8, 1.5, 1.5
 # Below this, threads that share reductions are faster (`GpuSums`).
 _FEWEST_PIXELS = 4
 
@@ -67,33 +70,54 @@ class GpuTiles:
             return None
         blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
         own, steps = plan["columns"] * plan["channels"], plan["steps"]
-        stages = facts.depth // steps
         warps = math.ceil(threads / WARP)
-        # Both operands are read as vectors: pixels along the reduction, channels along themselves. The threads of a
-        # warp read few different pixels, but their addresses share banks.
-        groups = max(1, min(WARP // min(WARP, plan["wide"]), plan["far"]))
-        read = plan["columns"] * groups**0.5 + plan["channels"] * max(
-            1.0, min(WARP, plan["wide"]) * min(4, plan["channels"]) / WARP / 4
-        )
-        fetched = (pixels * (_CHECKED if facts.pad else _MOVED) + channels * _MOVED / 4) * steps / threads
-        moved = blocks * (stages * (pixels + channels) * steps + pixels * channels) * 4.0
-        data_asked, weights_asked = blocks * stages * pixels * steps * 4.0, blocks * stages * channels * steps * 4.0
-        work = Blocks(
-            blocks=blocks,
-            threads=threads,
-            multiplied=float(facts.depth * own),
-            others=facts.depth * (plan["columns"] + plan["channels"]) / 4 + stages * (fetched + 8) + own * 4,
-            held=own + 4 * plan["columns"] + plan["channels"],
-            waits=stages,
-            moved_bytes=moved,
-            far_bytes=count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
+        registers = min(255, max(WARP, own + 4 * plan["columns"] + plan["channels"] + gpu_cost.OTHER_REGISTERS))
+        shared_bytes = (pixels + channels) * steps * 4
+        limits = core.plan.limits
+        if shared_bytes > limits.shared_bytes or registers * warps * WARP > limits.registers:
+            return None
+        resident = min(math.ceil(blocks / core.processors), count_resident(core.unit, threads, registers, shared_bytes))
+        issued, turns = self._count_stage(facts, plan, warps)
+        schedulers = core.unit.lanes / WARP
+        work = max(issued / schedulers, turns * _TURN)
+        # Other blocks work while one waits for its operands.
+        stage = max(resident * work, work + _STAGE_CYCLES) * (facts.depth // steps) / resident
+        cycles = _SLOWER * stage * math.ceil(blocks / core.processors / resident) * resident
+        data_asked, weights_asked = (blocks * facts.depth * side * 4.0 for side in (pixels, channels))
+        far_bytes = (
+            count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
             + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
-            + facts.result_bytes,
-            shared_bytes=(pixels + channels) * steps * 4,
-            shared_turns=warps * facts.depth * read + stages * (pixels + channels) * steps / WARP,
-            barriers=2 * stages,
+            + facts.result_bytes
         )
-        return gpu_cost.predict(work, core)
+        far_s = far_bytes / core.memory_bytes_per_s
+        terms = {
+            "compute": cycles,
+            "far": far_s * core.freq_hz,
+            "pad": turns * _TURN * blocks * (facts.depth // steps),
+            "balance": math.ceil(blocks / core.processors) * core.processors / blocks,
+            "steps": float(resident * warps),
+        }
+        return Prediction(max(cycles / core.freq_hz, far_s) + START_S, terms)
+
+    @staticmethod
+    def _count_stage(facts: Contraction, plan: Plan, warps: int) -> tuple[float, float]:
+        """Count a block's warp instructions for one stage of `steps`, and its turns at shared memory.
+
+        Both operands are read as vectors, pixels along the reduction, channels along themselves, in turns of one word
+        of each thread; more turns where threads of a warp read one bank.
+        """
+        wide, steps, columns, channels = min(WARP, plan["wide"]), plan["steps"], plan["columns"], plan["channels"]
+        threads = plan["wide"] * plan["far"]
+        pixels = plan["far"] * columns
+        lanes = 4 if steps % 4 == 0 else 1
+        groups = max(1, min(WARP // wide, plan["far"]))
+        turns = columns * max(1.0, groups / lanes) + channels * max(1.0, wide * (2 if channels > 4 else 1) / WARP)
+        if WARP % plan["wide"] and plan["wide"] % WARP:
+            turns *= _CROOKED
+        fetched = pixels * steps * (_CHECKED if facts.pad else _MOVED / lanes) / threads
+        fetched += plan["wide"] * channels * steps * _MOVED / 4 / threads
+        step = columns * channels + columns / lanes + channels / min(4, channels)
+        return warps * (steps * step + fetched + _STAGE_ISSUED), warps * steps * turns
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""

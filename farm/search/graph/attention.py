@@ -1,4 +1,4 @@
-"""Pad attention to whole vectors and better tiles where the target's core is predicted to gain: a graph pass.
+"""Pad attention to whole vectors and better tiles where the target is predicted to gain: a graph pass.
 
 Attention is a product, element-wise operators, a softmax over the last axis and another product. Only a number of
 tokens that vectors do not divide, as 197 of a vision transformer, changes anything.
@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
+from farm.search import gpus
 from farm.search.cores import Core, find_core
 from farm.search.graph import bindings, channel_padding
 
@@ -44,15 +45,20 @@ class _Attention:
 
 
 def pad(target: Any) -> Any:
-    """Make a module pass that pads attention for a target (TVM's); does nothing for unknown cores."""
+    """Make a module pass that pads attention for a target (TVM's); does nothing for unknown cores.
+
+    For a GPU to sizes that its tiles divide.
+    """
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        core = find_core(dict(target.export()))
-        if core is None:
+        known = dict(target.export())
+        core = find_core(known)
+        if core is None and not gpus.is_gpu(known):
             return {}
         others: dict[Any, Sequence[Any]] = {}
         for found in _list_attention(function):
-            rows, columns = choose(*found.sizes, core)
+            wide = (channel_padding.round_up(each) for each in found.sizes[:2])
+            rows, columns = choose(*found.sizes, core) if core else wide
             if (rows, columns) != found.sizes[:2]:
                 others |= {each.var: () for each in (found.first, *found.between, found.softmax)}
                 others[found.last.var] = _pad(builder, found, rows, columns)

@@ -63,9 +63,14 @@ def join(function: Any) -> Any:
     if found is None or found.group or not found.pixels or not canonical.is_in_order(found):
         return function
     area = math.prod(axis.extent for axis in found.pixels)
-    units = (7, 8) if area <= 64 else (14, 16) if area < 512 else (28, 32)
-    wanted = min(-(-area // unit) * unit for unit in units) if area >= 4 else area
+    wanted = round_up(area)
     return function if wanted == area and len(found.pixels) == 1 else _try(function, schedule, found, wanted)
+
+
+def round_up(area: int) -> int:
+    """Return the next number of pixels that tiles of a GPU divide, of 7 or 8 for each thread."""
+    units = (1,) if area < 4 else (7, 8) if area <= 64 else (14, 16) if area < 512 else (28, 32)
+    return min(-(-area // unit) * unit for unit in units)
 
 
 def pad(function: Any, core: Core) -> Any:
