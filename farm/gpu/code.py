@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from farm import folders, linker
-from farm.errors import UnavailableError, UsageError
+from farm.errors import CodeRefusedError, UnavailableError, UsageError
 from farm.gpu import ptx
 from farm.inventory.board_types import BoardType
 
@@ -101,6 +101,10 @@ def _find_package(name: str) -> Path:
 _MARK = b"FARMGPU2"
 
 
+def _is_emulated(arch: str) -> bool:
+    return 50 <= int(arch.removeprefix("sm_")) <= 62
+
+
 def pack_cubin(cubin: bytes) -> bytes:
     """Pack machine code as a module of a virtual board's driver."""
     return b"".join([_MARK, struct.pack("<Q", len(cubin)), cubin, b"\0"])
@@ -147,8 +151,13 @@ def plan_gpu(board_type: BoardType) -> GpuPlan:
 def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
     """Compile and check CUDA source for a GPU; simulated boards get the GPU's machine code, which they emulate.
 
-    Raises PermanentError where a compiler refuses it or a kernel exceeds the GPU's resources.
+    Raises PermanentError where a compiler refuses it or a kernel exceeds the GPU's resources, and for a simulated board
+    of a GPU that is not emulated.
     """
+    if simulated and not _is_emulated(plan.arch):
+        raise CodeRefusedError(
+            f"virtual boards do not emulate a GPU of {plan.arch}, only of Maxwell and Pascal (sm_5x, sm_6x)"
+        )
     text = ptx.rewrite_version(ptx.compile_ptx(source, plan.arch), plan.newest_ptx)
     cubin, usages = ptx.assemble(text, plan.arch, plan.limits)
     return Made(pack_cubin(cubin) if simulated else text.encode(), tuple(usages))

@@ -98,6 +98,15 @@ def test_the_compilers_words_reach_the_user() -> None:
         ptx.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
 
 
+def test_a_virtual_board_of_a_newer_gpu_is_refused() -> None:
+    """Its machine code has another form, which is not guessed; a real board gets its PTX."""
+    plan = code.plan_gpu(load_board_types()["jetson-orin-nano-8gb"])
+    source = 'extern "C" __global__ void f(float* a) { a[0] = 1; }'
+    with pytest.raises(PermanentError, match="do not emulate a GPU of sm_87"):
+        code.make_code(source, plan, simulated=True)
+    assert b".target sm_87" in code.make_code(source, plan, simulated=False).code
+
+
 def test_a_board_without_a_gpu_is_named() -> None:
     """Code for a GPU is made for board types that have one."""
     with pytest.raises(UsageError, match="raspberry-pi-4 has no GPU"):

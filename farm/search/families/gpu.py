@@ -24,7 +24,7 @@ _MOST_SIDE, _MOST_THREADS, _UNROLLED = 32, 512, 8
 # Instructions to stage an element: with its address, or with a check for the border too.
 _MOVED, _CHECKED = 6, 8
 # Fitted to the estimates of 260 plans of convolutions on a Nano (`device_agent/virtual/gpu/play.cc`): the cycles until
-# a stage's operands are there, its other instructions, cycles of a turn, what warps of parts of rows cost, and the rest.
+# a stage's operands are there, its other instructions, cycles of a turn, what warps of parts of rows cost, the rest.
 _STAGE_CYCLES, _STAGE_ISSUED, _TURN, _CROOKED, _SLOWER = 1000.0, 60.0, 0.8, 1.5, 1.5
 # Below this, threads that share reductions are faster (`GpuSums`).
 _FEWEST_PIXELS = 4
