@@ -102,6 +102,23 @@ def test_what_comes_out_is_what_onnx_runtime_gives(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
+@pytest.mark.parametrize(("pipeline_name", "calls"), [("graph/2", 0), ("graph/2-exact", 3)])
+def test_gates_are_polynomials_where_the_pipeline_has_them(pipeline_name: str, calls: int) -> None:
+    """Also for states that grow beyond what TVM's polynomial of the tangent holds."""
+    model = make_model(CASES["lstm"])
+    for each in model.graph.initializer:
+        each.CopyFrom(onnx.numpy_helper.from_array(40 * onnx.numpy_helper.to_array(each), each.name))
+    x = np.random.default_rng(2).standard_normal((*CASES["lstm"].sizes[:2], INPUTS), dtype="float32")
+    target = targets.make_target(targets.host_target(1))
+    imported = importer.import_onnx(model, {"x": x.shape})
+    prepared, used = pipeline.prepare(imported, target, pipeline.require_pipeline(pipeline_name))
+    loop = next(f for v, f in prepared.functions_items() if v.name_hint.startswith("lstm"))
+    assert (used.name, loop.script().count("T.sigmoid(")) == (pipeline_name, calls)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for ours, theirs in zip(run(model, x), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
 def test_the_batch_may_come_first() -> None:
     """`layout` 1, which ONNX Runtime has not got, is the other layout turned round."""
     case = CASES["lstm, both directions, peepholes"]

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tvm import ir, relax, topi
+import tvm
+import tvm_ffi
+from tvm import ir, relax, te, tirx, topi
 from tvm.ir import GenericConst
 
-from farm.search.graph import bindings
+from farm.search.graph import bindings, recurrent_code
 
 _TO_NHWC, _TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
@@ -159,7 +161,7 @@ def legalise() -> Any:
     def plain_gelu(x: Any) -> Any:
         return topi.multiply(topi.multiply(x, 0.5), topi.add(1.0, topi.erf(topi.multiply(x, 0.5**0.5))))
 
-    return relax.transform.LegalizeOps(
+    legalised = relax.transform.LegalizeOps(
         {
             "relax.divide": divide,
             "relax.exp": unary(topi.fast_exp, topi.exp, "tir_exp"),
@@ -173,6 +175,38 @@ def legalise() -> Any:
             "relax.nn.softmax": softmax,
         }
     )
+    return tvm.transform.Sequential([legalised, _approximate_loops()])
+
+
+def _approximate_loops() -> Any:
+    """Make a pass that gives recurrent loops these polynomials, for which LLVM would call the C library."""
+
+    def constant(number: float) -> Any:
+        return tirx.FloatImm("float32", number)
+
+    def polynomial(value: Any, function: Any) -> Any:
+        number = tirx.Var("number", "float32")
+        shown = function(te.placeholder((1,), "float32", "number")).op.body[0]
+        shown = tvm_ffi.structural_map(shown, [(ir.Call, lambda c: number if c.op.name == "te.tensor_load" else c)])
+        return tirx.Let(number, value, shown)
+
+    def replace(call: Any) -> Any:
+        name = str(getattr(call.op, "name", ""))
+        if name == "tirx.tanh":  # TVM clips in a stage before
+            return polynomial(tirx.max(tirx.min(call.args[0], constant(9)), constant(-9)), topi.fast_tanh)
+        if name == "tirx.sigmoid":
+            return constant(1) / (polynomial(call.args[0] * constant(-1), topi.fast_exp) + constant(1))
+        return call
+
+    def run(module: Any, _: Any) -> Any:
+        for variable, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc) and function.attrs and recurrent_code.MARK in function.attrs:
+                body = tvm_ffi.structural_map(function.body, [(ir.Call, replace)])
+                other = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+                module.update_func(variable, other)
+        return module
+
+    return tvm.transform.module_pass(run, opt_level=0, name="ApproximateLoops")
 
 
 def _invert(divisors: Any) -> Any | None:
