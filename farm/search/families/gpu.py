@@ -310,7 +310,8 @@ class GpuFlat:
         return read_map(schedule)
 
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
-        each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
+        # Plans that are predicted equal come in this order: a wide load takes as long as a narrow one.
+        each = tuple(n for n in (4, 2, 1) if facts.run % n == 0)
         # TVM computes a reduction inside a thread only where all blocks are full.
         full = sorted({_nearest(facts.extents, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
@@ -351,7 +352,10 @@ class GpuFlat:
             own = schedule.get_loops(main)[-depth:]
             kinds = [reading.is_sum(v) for v in schedule.get(main).iter_vars]
             sums = [loop for loop, is_sum in zip(own, kinds, strict=True) if is_sum]
-            schedule.reorder(*sums, *(loop for loop, is_sum in zip(own, kinds, strict=True) if not is_sum))
+            rest = [loop for loop, is_sum in zip(own, kinds, strict=True) if not is_sum]
+            schedule.reorder(*sums, *rest)
+            if plan["each"] > 1:
+                schedule.vectorize(rest[-1])
             schedule.decompose_reduction(main, sums[0])
         if plan["each"] > 1:
             schedule.vectorize(lane)
