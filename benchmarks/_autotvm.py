@@ -43,6 +43,10 @@ class Record:
     seconds: float
 
     @property
+    def group(self) -> str:
+        return f"{self.board} {self.operator}"
+
+    @property
     def flops(self) -> int:
         return 2 * math.prod(self.result) * self._weights
 
@@ -206,14 +210,14 @@ class _Schedule:
 
     def read(self, channel: str, row: str, column: str) -> str:
         """Read the image, padded: zero outside, where any tile reaches it."""
-        rule, where = self.record, []
+        record, where = self.record, []
         for name, begin, size, results, stride, window in zip(
-            ("row", "column"), rule.padding, rule.image, rule.result, rule.stride, rule.window, strict=True
+            ("row", "column"), record.padding, record.image, record.result, record.stride, record.window, strict=True
         ):
             where += [f"{name} >= 0"] if begin else []
             where += [f"{name} < {size}"] if (results - 1) * stride + window > begin + size else []
-        value = f"data[{_index((channel, 0), ('row', rule.image[0]), ('column', rule.image[1]))}]"
-        text = f"const int row = {row} - {rule.padding[0]}, column = {column} - {rule.padding[1]}; "
+        value = f"data[{_index((channel, 0), ('row', record.image[0]), ('column', record.image[1]))}]"
+        text = f"const int row = {row} - {record.padding[0]}, column = {column} - {record.padding[1]}; "
         return text + "image[e] = " + (f"({' && '.join(where)}) ? {value} : 0.0f;" if where else f"{value};")
 
     def finish(self, local: Mapping[str, int], shared: Mapping[str, int], body: _Node) -> Kernel:

@@ -222,6 +222,13 @@ def make_gpu(results: list[dict[str, Any]]) -> str:
     return to_table(head, _rows(results, "rows", paths))
 
 
+def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
+    """Compare estimated latencies of a GPU's kernels with measured ones, by group."""
+    head = ("kernels", "n", "rank", "rank of FLOP/s", "factor", "median error", "90 % below", "worst")
+    errors = ("median_error", "error_of_90_percent", "worst_error")
+    return to_table(head, _rows(results, "rows", ("group", "kernels", "rank", "rank_of_shares", "factor", *errors)))
+
+
 def make_published(results: list[dict[str, Any]]) -> str:
     """Compare estimated latencies of ncnn's library with its published ones: one row per board and thread count."""
     found: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -276,6 +283,7 @@ TABLES = {
     "emulated_price": make_estimates,
     "emulated_instructions": make_instructions,
     "gpu_prices": make_gpu,
+    "gpu_estimates": make_gpu_estimates,
     "published_prices": make_published,
     "sweep_accuracy": make_sweeps,
     "single_figures": make_single,

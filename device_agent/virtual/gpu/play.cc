@@ -22,6 +22,7 @@ constexpr double kSharedLatency = 22;   // and a cycle for each turn
 constexpr double kHitLatency = 80, kL2Latency = 200, kVariableLatency = 18, kOperandCycles = 16;
 constexpr double kBarrierCycles = 20, kBlockStart = 100;
 constexpr u32 kL1Bytes = 24 << 10;      // of each of the two pipes for global loads
+constexpr double kL2BytesPerCycle = 64, kL2BytesOfSlice = 8192;  // a card's L2 gives more bytes, by its size; assumed
 constexpr u32 kSector = 32, kLine = 128;
 
 // Lines of 128 bytes with four sectors each; the least recently used one goes.
@@ -307,7 +308,7 @@ class Play {
       double sent = std::max(from, processor->port_free);
       processor->port_free = sent + kSector / machine_.port_bytes;
       double served = std::max(processor->port_free, l2_free_);
-      l2_free_ = served + kSector / machine_.l2_bytes_per_cycle;
+      l2_free_ = served + kSector / std::max(kL2BytesPerCycle, machine_.l2_bytes / kL2BytesOfSlice);
       time_.l2_bytes += kSector;
       double* there = l2_.find(sector);
       if (*there == kNever) {

@@ -143,7 +143,7 @@ struct Machine {
   u32 processors = 1;
   u32 registers = 65536, shared_bytes = 65536, warps = 64, blocks = 32;  // of a multiprocessor
   u32 l2_bytes = 262144;
-  double l2_bytes_per_cycle = 64, dram_latency = 170;
+  double dram_latency = 170;
   // Fitted: bytes a cycle from L2 to a multiprocessor, slots of a pair issued at once, turns of each word of a vector.
   double port_bytes = 16, pair_slots = 2, vector_turns = 1;
 };
