@@ -28,10 +28,10 @@ def driver(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ctype
 
 
 def test_estimates_rank_measured_kernels(bench: ModuleType, driver: ctypes.CDLL) -> None:
-    """A third of the direct convolutions that no constant is fitted to: the order of FLOPs per second, and errors."""
-    held_out = bench.split(bench.read_records())[1][::3]
+    """A quarter of the direct convolutions that no constant is fitted to: the order of FLOPs per second, and errors."""
+    held_out = bench.split(bench.read_records())[1][::4]
     found = bench.judge(bench.build_all(held_out), driver)
-    assert found["kernels"] == 33
+    assert found["kernels"] == 25
     assert found["rank_of_shares"] > 0.85
     assert found["median_error"] < 0.15
 
