@@ -15,9 +15,12 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline
 from tests.onnx_suite import judging
 from tests.onnx_suite.cases import Case
+
+tvm = tvm_env.load()
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)
@@ -321,6 +324,8 @@ INTEGERS = [
     form("DynamicQuantizeLinear", np.zeros((2, 3), "float32"), outputs=3),
     form("DequantizeLinear", quantised("int8", 5, 6), abs(image(3, 6)), held=(1,), axis=0, block_size=2),
     form("MatMulInteger", quantised("uint8", 2, 3, 7), quantised("int8", 7, 5), ZERO, OTHER_ZERO, held=(1, 2, 3)),
+    form("MatMulInteger", quantised("uint8", 2, 3, 8), quantised("int8", 8, 16), ZERO, held=(1,)),
+    form("MatMulInteger", quantised("uint8", 3, 8), quantised("int8", 8, 16), held=(1,)),
 ]
 
 
@@ -366,3 +371,18 @@ def test_attention_is_as_short_as_written_by_hand() -> None:
     module = importer.import_onnx(model, dict.fromkeys("qkv", shape))
     names = sorted(call.op.name.rpartition(".")[2] for call in pipeline._list_calls(module))
     assert names == ["matmul", "matmul", "multiply", "multiply", "permute_dims", "softmax"]
+
+
+def test_integer_products_are_shifted_where_the_core_multiplies_signed_bytes() -> None:
+    """Imported for Arm, whose data are int8, and computed here."""
+    case = make_case(INTEGERS[-2:], 21, by_runtime=True)
+    with target.make_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "num-cores": 1}):
+        module = importer.import_onnx(case.model, case.shapes)
+    assert {str(each.ty.dtype.dtype) for each in module["main"].params} == {"uint8"}
+    assert "uint8" not in {str(c.args[0].ty.dtype) for c in pipeline._list_calls(module) if c.op.name == "relax.matmul"}
+    host = target.make_target(target.host_target(1))
+    prepared, used = pipeline.prepare(module, host, pipeline.require_pipeline("graph/2"))
+    executable = tvm.compile(pipeline.finish(prepared, host, None, used), target=host)
+    found = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, case.inputs.values()))
+    for ours, wanted in zip(found, case.outputs, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), wanted)

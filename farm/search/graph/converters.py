@@ -222,6 +222,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "BitShift": arithmetic.convert_bit_shift,
     "Clip": _convert_clip,
     "Gather": _convert_gather,
+    "MatMulInteger": quantisation.convert_matmul_integer,
     "MatMulNBits": _convert_matmul_nbits,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,

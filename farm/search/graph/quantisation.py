@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from farm.search.graph import bindings
+from farm.search.graph import bindings, dots
 
 
 def _as_type(value: Any, dtype: str) -> Any:
@@ -52,6 +53,37 @@ def _shift(data: Any, zero: Any, axis: int) -> Any:
 def convert_conv_integer(inputs: Any, attributes: dict[str, Any]) -> Any:
     """Convert ConvInteger exactly: sums of 32 bits."""
     return _convolve(_shift(inputs[0], inputs[2], 1), _shift(inputs[1], inputs[3], 0), None, attributes)
+
+
+def convert_matmul_integer(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert MatMulInteger with constant int8 weights to int8 dot products, for a target that has them.
+
+    The sums of the weights' columns, times the data's zero point, are subtracted afterwards. None for other operands.
+    """
+    data, weight, zero, weight_zero = (*inputs, None, None)[:4]
+    target = tvm.target.Target.current(allow_none=True)
+    instruction = None if target is None else dots.find_instruction(target)
+    if instruction is None or not isinstance(weight, GenericConst) or _rank(weight) != 2 or _rank(data) < 2:
+        return None
+    numbers, unsigned = weight.value.numpy(), str(data.ty.dtype) == "uint8"
+    if weight_zero is not None and (not isinstance(weight_zero, GenericConst) or weight_zero.value.numpy().any()):
+        return None
+    if (
+        numbers.dtype != np.int8
+        or not unsigned
+        or (zero is not None and bindings.static_shape(zero.ty) not in ((), (1,)))
+    ):
+        return None
+    zero = relax.const(0, "int32") if zero is None else _as_type(_as_scalar(zero), "int32")
+    if instruction.data == "int8":
+        middle = relax.const(128, "int32")
+        moved = bindings.bind(relax.op.subtract(_as_type(data, "int32"), middle))
+        data, zero = _as_type(moved, "int8"), bindings.bind(relax.op.subtract(zero, middle))
+    product = bindings.bind(relax.op.matmul(data, weight, "int32"))
+    # A product too, since no schedule has elements of a vector computed before its sums.
+    zero = bindings.bind(relax.op.reshape(zero, (1, 1)))
+    sums = relax.const(numbers.sum(0, dtype="int32", keepdims=True))
+    return relax.op.subtract(product, bindings.bind(relax.op.matmul(zero, sums, "int32")))
 
 
 def _dequantise(data: Any, scale: Any, zero: Any, axis: int) -> Any:
