@@ -301,8 +301,14 @@ class Map:
     follows: bool  # whether a load moves with the last loop
 
 
+# Elements of a window whose neighbours share them, as in pools and depthwise convolutions.
+_LEAST_WINDOW, _MOST_WINDOW = 4, 64
+
+
 class GpuFlat:
-    """One thread computes `each` contiguous results: element-wise functions, pools, depthwise convolutions."""
+    """One thread computes `each` contiguous results, in `columns` columns: element-wise functions, pools, depthwise
+    convolutions.
+    """
 
     name = "gpu-flat"
 
@@ -311,18 +317,25 @@ class GpuFlat:
 
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         # Plans that are predicted equal come in this order: a wide load takes as long as a narrow one.
-        each = tuple(n for n in (4, 2, 1) if facts.run % n == 0)
+        each = tuple(n for n in (2, 4, 1) if facts.run % n == 0)
         # TVM computes a reduction inside a thread only where all blocks are full.
         full = sorted({_nearest(facts.extents, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
-        return {"threads": threads or (64, 128, 256, 512), "each": each}
+        windows = facts.main and len(facts.extents) > 2 and _LEAST_WINDOW <= facts.depth <= _MOST_WINDOW
+        columns = tuple(n for n in (7, 4, 2, 1) if facts.extents[-2] % n == 0) if windows else (1,)
+        return {"threads": threads or (64, 128, 256, 512), "each": each, "columns": columns}
 
     def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
-        each = plan["each"]
-        if facts.main and not gpu_cost.is_whole(plan["threads"], (*facts.extents[:-1], facts.run // each)):
+        columns, each = plan["columns"], plan["each"] * plan["columns"]
+        *outer, _ = facts.extents or (1,)
+        if columns > 1:
+            outer[-1] //= columns
+        if facts.main and not gpu_cost.is_whole(plan["threads"], (*outer, facts.run // plan["each"])):
             return None
-        # All threads read the same weights, so a warp's loads are contiguous where results are.
-        moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
+        # All threads read the same weights, so a warp's loads are contiguous where results are. Neighbouring columns
+        # share what their windows read: here windows of three.
+        shared = (columns + 2) / (3 * columns) if columns > 1 else 1.0
+        moved = facts.results * (facts.depth * facts.loads * shared + 1) * facts.element_bytes
         if not facts.follows:
             moved *= 4
         work = Blocks(
@@ -342,6 +355,11 @@ class GpuFlat:
         # Split a thread's own elements off first: TVM does not see that a part of one fused loop is contiguous.
         *outer, row = schedule.get_loops(last)
         row, lane = schedule.split(row, [None, plan["each"]])
+        unrolled = []
+        if plan["columns"] > 1:
+            outer[-1], column = schedule.split(outer[-1], [None, plan["columns"]])
+            schedule.reorder(*outer, row, column, lane)
+            unrolled = [column]
         block, thread = schedule.split(schedule.fuse(*outer, row), [None, plan["threads"]])
         schedule.bind(block, "blockIdx.x")
         schedule.bind(thread, "threadIdx.x")
@@ -356,7 +374,12 @@ class GpuFlat:
             schedule.reorder(*sums, *rest)
             if plan["each"] > 1:
                 schedule.vectorize(rest[-1])
+            if unrolled:
+                # So the compiler keeps what windows share.
+                unrolled += [*sums, *(rest[:-1] if plan["each"] > 1 else rest)]
             schedule.decompose_reduction(main, sums[0])
+        for loop in unrolled:
+            schedule.unroll(loop)
         if plan["each"] > 1:
             schedule.vectorize(lane)
 
