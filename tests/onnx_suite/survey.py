@@ -33,6 +33,8 @@ def find_gpu_way(case: Case) -> str:
 
 def find_8_bit_way(case: Case, host: dict[str, object], pipeline: str) -> str:
     """Say whether `farm model quantize` leaves a function of 8-bit data; "" for models that it does not take."""
+    if not case.inputs:
+        return ""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     data, *weights = case.inputs  # weights are constants, as in models
