@@ -299,6 +299,7 @@ class Map:
     element_bytes: int
     moved_bytes: int
     follows: bool  # whether a load moves with the last loop
+    pad: str | None = None  # the block that `main` reads, such as padded data
 
 
 # Elements of a window whose neighbours share them, as in pools and depthwise convolutions.
@@ -351,7 +352,8 @@ class GpuFlat:
         return gpu_cost.predict(work, core)
 
     def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
-        last = _prepare(schedule, facts, "local")
+        held = facts.pad if plan["columns"] > 1 else None
+        last = _prepare(schedule, facts, "local", held)
         # Split a thread's own elements off first: TVM does not see that a part of one fused loop is contiguous.
         *outer, row = schedule.get_loops(last)
         row, lane = schedule.split(row, [None, plan["each"]])
@@ -377,6 +379,15 @@ class GpuFlat:
             if unrolled:
                 # So the compiler keeps what windows share.
                 unrolled += [*sums, *(rest[:-1] if plan["each"] > 1 else rest)]
+            if held:
+                # Each element of the padded data is loaded once, then taken from a register.
+                schedule.set_scope(schedule.get_sblock(held), 0, "local")
+                schedule.compute_at(schedule.get_sblock(held), thread, preserve_unit_loops=True)
+                block = schedule.get_sblock(held)
+                loaded = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+                unrolled += loaded[:-1]
+                if plan["each"] > 1:
+                    schedule.vectorize(loaded[-1])
             schedule.decompose_reduction(main, sums[0])
         for loop in unrolled:
             schedule.unroll(loop)
@@ -452,10 +463,11 @@ def _nearest(extents: tuple[int, ...], wanted: int) -> int:
     return min(whole, key=lambda each: (abs(each - wanted), each))
 
 
-def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
-    """Inline blocks and put the reduction into a buffer of `scope`; return the block that writes the result."""
+def _prepare(schedule: Any, facts: Map, scope: str, held: str | None = None) -> Any:
+    """Inline blocks but `held`, put the reduction into a buffer of `scope`; return the block that writes the result."""
     for name in facts.inlined:
-        schedule.compute_inline(schedule.get_sblock(name))
+        if name != held:
+            schedule.compute_inline(schedule.get_sblock(name))
     if facts.main is None:
         return schedule.get_sblock(facts.last)
     main = schedule.get_sblock(facts.main)
@@ -497,5 +509,6 @@ def read_map(schedule: Any) -> Map | None:
         loads=max(1, len(read)),
         element_bytes=reading.bytes_of(body.buffer.dtype),
         moved_bytes=sum(sizes.values()) + reading.size_of(last.writes[0].source),
+        pad=next((name for name in reversed(names[: names.index(main)])), None) if main else None,
         follows=bool(final) and any(expressions.mentions(list(load.indices)[-1], final[0].var) for load in read),
     )
