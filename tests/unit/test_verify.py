@@ -128,3 +128,14 @@ def test_bytes_of_an_8_bit_model_may_differ_as_its_floats() -> None:
     assert compare([found], [wanted], 500.0).matches
     assert compare([found], [wanted], 1.0, [np.array([-127, 40], np.int8)]).matches
     assert not compare([found.astype(np.int32)], [wanted.astype(np.int32)], 500.0).matches
+
+
+def test_amplified_rounding_excuses_no_more_than_a_tenth_of_the_peak() -> None:
+    """Where the reference differs from itself by as much as it is large, a comparison proves nothing."""
+    wanted = np.linspace(-1, 1, 11, dtype="float32")
+    near, far = wanted + np.float32(0.05), wanted + np.float32(0.5)
+    assert compare([near], [wanted], again=[wanted + np.float32(0.02)]).matches
+    assert not compare([far], [wanted], again=[wanted + np.float32(0.9)]).matches
+    levels = np.arange(100, 200, dtype="uint8")
+    assert compare([levels + np.uint8(8)], [levels], again=[levels + np.uint8(3)]).matches
+    assert not compare([levels + np.uint8(50)], [levels], again=[levels + np.uint8(50)]).matches
