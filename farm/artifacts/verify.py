@@ -64,7 +64,8 @@ def compare(
     """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
 
     `again` is the reference with its operations in another order, on inputs that differ by rounding. Where a model
-    amplifies rounding so far that the two differ by more than the tolerance, four times their difference is allowed, at most a tenth of the peak.
+    amplifies rounding so far that the two differ by more than the tolerance, four times their difference is allowed,
+    at most a tenth of the peak.
 
     Integers must be of equal type and value, 8-bit ones within a step or as floats. NaN matches only NaN, an infinity
     only one of the same sign.
