@@ -78,7 +78,8 @@ void read_info(const std::vector<u8>& info, Kernel* kernel) {
 
 std::map<std::string, Kernel> read_cubin(const u8* data, size_t size) {
   File file(data, size);
-  if (file.capability() < 50 || file.capability() > 62) throw std::string("machine code of another GPU than Maxwell or Pascal");
+  if (file.capability() < 50 || file.capability() > 62)
+    throw std::string("machine code of another GPU than Maxwell or Pascal");
   std::map<std::string, Kernel> found;
   for (const Elf64_Shdr& section : file.sections()) {
     std::string name = file.name(section);

@@ -8,7 +8,8 @@
 namespace sass {
 namespace {
 
-// Where the second and third operand are: registers; a constant as b or as c; an immediate integer or float; all 32 bits.
+// Where the second and third operand are: registers; a constant as b or as c; an immediate integer or float; all 32
+// bits.
 enum Form { R, C, RC, I, F, L };
 
 struct Pattern {
@@ -17,51 +18,121 @@ struct Pattern {
   Form form;
 };
 
-#define ALU(low, code, immediate) \
-  {0x5c00 | (low), 0xfff8, Code::code, R}, {0x4c00 | (low), 0xfff8, Code::code, C}, \
-  {0x3800 | (low), 0xfef8, Code::code, immediate}
-#define ALU2(low, code, immediate) \
-  {0x5b00 | (low), 0xfff0, Code::code, R}, {0x4b00 | (low), 0xfff0, Code::code, C}, \
-  {0x3600 | (low), 0xfef0, Code::code, immediate}
+#define ALU(low, code, immediate)                                                     \
+  {0x5c00 | (low), 0xfff8, Code::code, R}, {0x4c00 | (low), 0xfff8, Code::code, C}, { \
+    0x3800 | (low), 0xfef8, Code::code, immediate                                     \
+  }
+#define ALU2(low, code, immediate)                                                    \
+  {0x5b00 | (low), 0xfff0, Code::code, R}, {0x4b00 | (low), 0xfff0, Code::code, C}, { \
+    0x3600 | (low), 0xfef0, Code::code, immediate                                     \
+  }
 
 const Pattern kPatterns[] = {
-    ALU(0x00, BFE, I), ALU(0x08, POPC, I), ALU(0x10, IADD, I), ALU(0x18, ISCADD, I), ALU(0x20, IMNMX, I),
-    ALU(0x28, SHR, I), ALU(0x30, FLO, I), ALU(0x40, LOP, I), ALU(0x48, SHL, I), ALU(0x58, FADD, F),
-    ALU(0x60, FMNMX, F), ALU(0x68, FMUL, F), ALU(0x88, FCHK, F), ALU(0x90, RRO, F), ALU(0x98, MOV, I),
-    ALU(0xa0, SEL, I), ALU(0xa8, F2F, F), ALU(0xb0, F2I, F), ALU(0xb8, I2F, I), ALU(0xe0, I2I, I),
-    {0x5cc0, 0xfff0, Code::IADD3, R}, {0x4cc0, 0xfff0, Code::IADD3, C}, {0x38c0, 0xfef0, Code::IADD3, I},
-    {0x5cf8, 0xfff8, Code::SHF_R, R}, {0x38f8, 0xfef8, Code::SHF_R, I},
-    {0x5bf8, 0xfff8, Code::SHF_L, R}, {0x36f8, 0xfef8, Code::SHF_L, I},
-    {0x5bf0, 0xfff8, Code::BFI, R}, {0x4bf0, 0xfff8, Code::BFI, C}, {0x36f0, 0xfef8, Code::BFI, I},
+    ALU(0x00, BFE, I),
+    ALU(0x08, POPC, I),
+    ALU(0x10, IADD, I),
+    ALU(0x18, ISCADD, I),
+    ALU(0x20, IMNMX, I),
+    ALU(0x28, SHR, I),
+    ALU(0x30, FLO, I),
+    ALU(0x40, LOP, I),
+    ALU(0x48, SHL, I),
+    ALU(0x58, FADD, F),
+    ALU(0x60, FMNMX, F),
+    ALU(0x68, FMUL, F),
+    ALU(0x88, FCHK, F),
+    ALU(0x90, RRO, F),
+    ALU(0x98, MOV, I),
+    ALU(0xa0, SEL, I),
+    ALU(0xa8, F2F, F),
+    ALU(0xb0, F2I, F),
+    ALU(0xb8, I2F, I),
+    ALU(0xe0, I2I, I),
+    {0x5cc0, 0xfff0, Code::IADD3, R},
+    {0x4cc0, 0xfff0, Code::IADD3, C},
+    {0x38c0, 0xfef0, Code::IADD3, I},
+    {0x5cf8, 0xfff8, Code::SHF_R, R},
+    {0x38f8, 0xfef8, Code::SHF_R, I},
+    {0x5bf8, 0xfff8, Code::SHF_L, R},
+    {0x36f8, 0xfef8, Code::SHF_L, I},
+    {0x5bf0, 0xfff8, Code::BFI, R},
+    {0x4bf0, 0xfff8, Code::BFI, C},
+    {0x36f0, 0xfef8, Code::BFI, I},
     {0x53f0, 0xfff8, Code::BFI, RC},
-    {0x5be0, 0xfff8, Code::LOP3, R}, {0x0200, 0xfe00, Code::LOP3, C}, {0x3c00, 0xfc00, Code::LOP3, I},
-    {0x5bd8, 0xfff8, Code::LEA_HI, R}, {0x1800, 0xfc00, Code::LEA_HI, C},
-    {0x5bd0, 0xfff8, Code::LEA, R}, {0x4bd0, 0xfff0, Code::LEA, C}, {0x36d0, 0xfef8, Code::LEA, I},
-    ALU2(0xc0, PRMT, I), {0x53c0, 0xfff0, Code::PRMT, RC},
-    ALU2(0xb0, FSETP, F), ALU2(0xa0, FCMP, F), {0x53a0, 0xfff0, Code::FCMP, RC},
-    ALU2(0x60, ISETP, I), ALU2(0x50, ISET, I), ALU2(0x40, ICMP, I), {0x5340, 0xfff0, Code::ICMP, RC},
-    {0x5b00, 0xffc0, Code::XMAD, R}, {0x4e00, 0xfe00, Code::XMAD, C}, {0x5100, 0xff80, Code::XMAD, RC},
+    {0x5be0, 0xfff8, Code::LOP3, R},
+    {0x0200, 0xfe00, Code::LOP3, C},
+    {0x3c00, 0xfc00, Code::LOP3, I},
+    {0x5bd8, 0xfff8, Code::LEA_HI, R},
+    {0x1800, 0xfc00, Code::LEA_HI, C},
+    {0x5bd0, 0xfff8, Code::LEA, R},
+    {0x4bd0, 0xfff0, Code::LEA, C},
+    {0x36d0, 0xfef8, Code::LEA, I},
+    ALU2(0xc0, PRMT, I),
+    {0x53c0, 0xfff0, Code::PRMT, RC},
+    ALU2(0xb0, FSETP, F),
+    ALU2(0xa0, FCMP, F),
+    {0x53a0, 0xfff0, Code::FCMP, RC},
+    ALU2(0x60, ISETP, I),
+    ALU2(0x50, ISET, I),
+    ALU2(0x40, ICMP, I),
+    {0x5340, 0xfff0, Code::ICMP, RC},
+    {0x5b00, 0xffc0, Code::XMAD, R},
+    {0x4e00, 0xfe00, Code::XMAD, C},
+    {0x5100, 0xff80, Code::XMAD, RC},
     {0x3600, 0xfec0, Code::XMAD, I},
-    {0x5a00, 0xff80, Code::IMAD, R}, {0x4a00, 0xff80, Code::IMAD, C}, {0x5200, 0xff80, Code::IMAD, RC},
+    {0x5a00, 0xff80, Code::IMAD, R},
+    {0x4a00, 0xff80, Code::IMAD, C},
+    {0x5200, 0xff80, Code::IMAD, RC},
     {0x3400, 0xfe80, Code::IMAD, I},
-    {0x5980, 0xff80, Code::FFMA, R}, {0x4980, 0xff80, Code::FFMA, C}, {0x5180, 0xff80, Code::FFMA, RC},
+    {0x5980, 0xff80, Code::FFMA, R},
+    {0x4980, 0xff80, Code::FFMA, C},
+    {0x5180, 0xff80, Code::FFMA, RC},
     {0x3280, 0xfe80, Code::FFMA, F},
-    {0x5800, 0xff00, Code::FSET, R}, {0x4800, 0xfe00, Code::FSET, C}, {0x3000, 0xfe00, Code::FSET, F},
-    {0x0100, 0xfff0, Code::MOV, L}, {0x0400, 0xfc00, Code::LOP, L}, {0x0800, 0xfc00, Code::FADD, L},
-    {0x0c00, 0xfc00, Code::FFMA, L}, {0x1400, 0xfc00, Code::ISCADD, L}, {0x1c00, 0xfe80, Code::IADD, L},
+    {0x5800, 0xff00, Code::FSET, R},
+    {0x4800, 0xfe00, Code::FSET, C},
+    {0x3000, 0xfe00, Code::FSET, F},
+    {0x0100, 0xfff0, Code::MOV, L},
+    {0x0400, 0xfc00, Code::LOP, L},
+    {0x0800, 0xfc00, Code::FADD, L},
+    {0x0c00, 0xfc00, Code::FFMA, L},
+    {0x1400, 0xfc00, Code::ISCADD, L},
+    {0x1c00, 0xfe80, Code::IADD, L},
     {0x1e00, 0xff00, Code::FMUL, L},
-    {0x5d10, 0xfff8, Code::HADD2, R}, {0x7a80, 0xfe80, Code::HADD2, C}, {0x7a00, 0xfe80, Code::HADD2, I},
-    {0x5d08, 0xfff8, Code::HMUL2, R}, {0x7880, 0xfe80, Code::HMUL2, C}, {0x7800, 0xfe80, Code::HMUL2, I},
-    {0x5d00, 0xfff8, Code::HFMA2, R}, {0x7080, 0xf880, Code::HFMA2, C}, {0x7000, 0xf880, Code::HFMA2, I},
+    {0x5d10, 0xfff8, Code::HADD2, R},
+    {0x7a80, 0xfe80, Code::HADD2, C},
+    {0x7a00, 0xfe80, Code::HADD2, I},
+    {0x5d08, 0xfff8, Code::HMUL2, R},
+    {0x7880, 0xfe80, Code::HMUL2, C},
+    {0x7800, 0xfe80, Code::HMUL2, I},
+    {0x5d00, 0xfff8, Code::HFMA2, R},
+    {0x7080, 0xf880, Code::HFMA2, C},
+    {0x7000, 0xf880, Code::HFMA2, I},
     {0x6080, 0xf880, Code::HFMA2, RC},
-    {0x5080, 0xfff8, Code::MUFU, R}, {0x5088, 0xfff8, Code::PSET, R}, {0x5090, 0xfff8, Code::PSETP, R},
-    {0x50a0, 0xfff8, Code::CSETP, R}, {0x50b0, 0xfff8, Code::NOP, R}, {0x50d8, 0xfff8, Code::VOTE, R}, {0xf0c8, 0xfff8, Code::S2R, R},
-    {0xef10, 0xfff8, Code::SHFL, R}, {0xef48, 0xfff8, Code::LDS, R}, {0xef58, 0xfff8, Code::STS, R},
-    {0xef40, 0xfff8, Code::LDL, R}, {0xef50, 0xfff8, Code::STL, R}, {0xef90, 0xfff8, Code::LDC, R},
-    {0xeed0, 0xfff8, Code::LDG, R}, {0xeed8, 0xfff8, Code::STG, R}, {0xef98, 0xfff8, Code::MEMBAR, R},
-    {0xf0a8, 0xfff8, Code::BAR, R}, {0xf0f0, 0xfff8, Code::DEPBAR, R}, {0xf0f8, 0xfff8, Code::SYNC, R},
-    {0xe240, 0xfff0, Code::BRA, R}, {0xe260, 0xfff0, Code::CAL, R}, {0xe290, 0xfff0, Code::SSY, R},
-    {0xe2a0, 0xfff0, Code::PBK, R}, {0xe300, 0xfff0, Code::EXIT, R}, {0xe320, 0xfff0, Code::RET, R},
+    {0x5080, 0xfff8, Code::MUFU, R},
+    {0x5088, 0xfff8, Code::PSET, R},
+    {0x5090, 0xfff8, Code::PSETP, R},
+    {0x50a0, 0xfff8, Code::CSETP, R},
+    {0x50b0, 0xfff8, Code::NOP, R},
+    {0x50d8, 0xfff8, Code::VOTE, R},
+    {0xf0c8, 0xfff8, Code::S2R, R},
+    {0xef10, 0xfff8, Code::SHFL, R},
+    {0xef48, 0xfff8, Code::LDS, R},
+    {0xef58, 0xfff8, Code::STS, R},
+    {0xef40, 0xfff8, Code::LDL, R},
+    {0xef50, 0xfff8, Code::STL, R},
+    {0xef90, 0xfff8, Code::LDC, R},
+    {0xeed0, 0xfff8, Code::LDG, R},
+    {0xeed8, 0xfff8, Code::STG, R},
+    {0xef98, 0xfff8, Code::MEMBAR, R},
+    {0xf0a8, 0xfff8, Code::BAR, R},
+    {0xf0f0, 0xfff8, Code::DEPBAR, R},
+    {0xf0f8, 0xfff8, Code::SYNC, R},
+    {0xe240, 0xfff0, Code::BRA, R},
+    {0xe260, 0xfff0, Code::CAL, R},
+    {0xe290, 0xfff0, Code::SSY, R},
+    {0xe2a0, 0xfff0, Code::PBK, R},
+    {0xe300, 0xfff0, Code::EXIT, R},
+    {0xe320, 0xfff0, Code::RET, R},
     {0xe340, 0xfff0, Code::BRK, R},
 };
 
@@ -132,7 +203,8 @@ class Reader {
       case R: op_.b = reg(20), op_.c = other; break;
       case C: op_.b = constant(static_cast<int>(get(34, 5)), get(20, 14) * 4), op_.c = other; break;
       case RC: op_.b = reg(39), op_.c = constant(static_cast<int>(get(34, 5)), get(20, 14) * 4); break;
-      case I: case F: op_.b = literal(immediate()), op_.c = other; break;
+      case I:
+      case F: op_.b = literal(immediate()), op_.c = other; break;
       case L: op_.b = literal(get(20, 32)), op_.c = kZero; break;
     }
   }
@@ -161,14 +233,18 @@ class Reader {
       op_.form_c = static_cast<u8>(multiplies_and_adds ? get(35, 2) : 0);
       flag(31, kNegateB);
       flag(32, kSaturate);
-      if (multiplies_and_adds) flag(30, kNegateC); else flag(30, kAbsoluteB);
+      if (multiplies_and_adds)
+        flag(30, kNegateC);
+      else
+        flag(30, kAbsoluteB);
     } else {
       Form form = form_;
       if (form == I) form_ = R;
       operands(multiplies_and_adds);
       form_ = form;
       if (form == I) {
-        u32 low = get(20, 9) << 6 | static_cast<u32>(has(29)) << 15, high = get(30, 9) << 6 | static_cast<u32>(has(56)) << 15;
+        u32 low = get(20, 9) << 6 | static_cast<u32>(has(29)) << 15, high = get(30, 9) << 6 | static_cast<u32>(has(56))
+                                                                                                  << 15;
         op_.b = literal(high << 16 | low);
       } else if (form == C) {
         op_.form_b = 1;  // constants are float32
@@ -199,7 +275,8 @@ class Reader {
 void Reader::read_rest() {
   bool wide = form_ == L;
   switch (op_.code) {
-    case Code::NOP: case Code::MEMBAR: break;
+    case Code::NOP:
+    case Code::MEMBAR: break;
     case Code::MOV:
       operands(false);
       require(get(wide ? 12 : 39, 4) == 15, "moves some bytes");
@@ -245,13 +322,18 @@ void Reader::read_rest() {
       operands(false), op_.dst = kNowhere, op_.p0 = static_cast<u8>(get(3, 3));
       require(get(39, 6) == 0, "checks something else than a division");
       break;
-    case Code::RRO: operands(false), flag(45, kNegateB), flag(49, kAbsoluteB), op_.mode = static_cast<u8>(get(39, 1)); break;
+    case Code::RRO:
+      operands(false), flag(45, kNegateB), flag(49, kAbsoluteB), op_.mode = static_cast<u8>(get(39, 1));
+      break;
     case Code::MUFU:
       op_.dst = result(), op_.a = reg(8), op_.mode = static_cast<u8>(get(20, 4));
       flag(48, kNegateA), flag(46, kAbsoluteA), flag(50, kSaturate);
       require(op_.mode < 6 || op_.mode == 8, "computes a function of doubles");
       break;
-    case Code::F2F: case Code::F2I: case Code::I2F: case Code::I2I:
+    case Code::F2F:
+    case Code::F2I:
+    case Code::I2F:
+    case Code::I2I:
       operands(false);
       op_.form_d = static_cast<u8>(get(8, 2)), op_.form_a = static_cast<u8>(get(10, 2));
       if (has(12)) op_.flags |= kSigned;
@@ -315,7 +397,8 @@ void Reader::read_rest() {
       operands(false), flag(48, kSigned), flag(39, kWrapped), flag(40, kReversed);
       require(!has(44), "shifts in a carry");
       break;
-    case Code::SHF_L: case Code::SHF_R:
+    case Code::SHF_L:
+    case Code::SHF_R:
       operands(true);
       if (form_ == I) op_.b = literal(get(20, 6));
       if (get(37, 2) >= 2) op_.flags |= kWide;
@@ -336,7 +419,9 @@ void Reader::read_rest() {
       op_.mode = static_cast<u8>(get(form_ == R ? 28 : 48, 8));
       if (form_ == R) op_.logic = static_cast<u8>(get(36, 2)), op_.p0 = static_cast<u8>(op_.logic ? get(48, 3) : 7);
       break;
-    case Code::PRMT: operands(true), op_.mode = static_cast<u8>(get(48, 4)), require(op_.mode == 0, "has a mode"); break;
+    case Code::PRMT:
+      operands(true), op_.mode = static_cast<u8>(get(48, 4)), require(op_.mode == 0, "has a mode");
+      break;
     case Code::POPC: operands(false), flag(40, kInvertB); break;
     case Code::FLO: operands(false), flag(48, kSigned), flag(40, kInvertB), flag(41, kHigh); break;
     case Code::ISETP:
@@ -350,31 +435,43 @@ void Reader::read_rest() {
       flag(48, kSigned), flag(44, kFloat), require(!has(43), "takes a carry");
       break;
     case Code::ICMP: operands(true), op_.mode = static_cast<u8>(get(49, 3)), flag(48, kSigned); break;
-    case Code::PSETP: case Code::PSET:
-      op_.pa = static_cast<u8>(get(12, 3)), op_.pa_not = has(15), op_.pb = static_cast<u8>(get(29, 3)), op_.pb_not = has(32);
+    case Code::PSETP:
+    case Code::PSET:
+      op_.pa = static_cast<u8>(get(12, 3)), op_.pa_not = has(15), op_.pb = static_cast<u8>(get(29, 3)),
+      op_.pb_not = has(32);
       predicate_operand();
       op_.logic = static_cast<u8>(get(24, 2)), op_.logic2 = static_cast<u8>(get(45, 2));
-      if (op_.code == Code::PSETP) predicate_results();
-      else op_.dst = result(), flag(44, kFloat);
+      if (op_.code == Code::PSETP)
+        predicate_results();
+      else
+        op_.dst = result(), flag(44, kFloat);
       break;
     case Code::CSETP:
-      predicate_operand(), predicate_results(), op_.mode = static_cast<u8>(get(8, 5)), op_.logic = static_cast<u8>(get(45, 2));
+      predicate_operand(), predicate_results(), op_.mode = static_cast<u8>(get(8, 5)),
+                                                op_.logic = static_cast<u8>(get(45, 2));
       require(op_.mode == 0x12 || op_.mode == 0x15, "tests another flag than the sign");
       break;
     case Code::SEL: operands(false), predicate_operand(); break;
     case Code::VOTE:
-      op_.dst = result(), op_.mode = static_cast<u8>(get(48, 2)), op_.p0 = static_cast<u8>(get(45, 3)), predicate_operand();
+      op_.dst = result(), op_.mode = static_cast<u8>(get(48, 2)), op_.p0 = static_cast<u8>(get(45, 3)),
+      predicate_operand();
       break;
     case Code::SHFL:
       op_.dst = result(), op_.a = reg(8), op_.mode = static_cast<u8>(get(30, 2)), op_.p0 = static_cast<u8>(get(48, 3));
       op_.b = has(28) ? literal(get(20, 5)) : reg(20), op_.c = has(29) ? literal(get(34, 13)) : reg(39);
       break;
-    case Code::HADD2: case Code::HMUL2: case Code::HFMA2: halves(); break;
-    case Code::LDS: case Code::LDL: case Code::LDG:
+    case Code::HADD2:
+    case Code::HMUL2:
+    case Code::HFMA2: halves(); break;
+    case Code::LDS:
+    case Code::LDL:
+    case Code::LDG:
       op_.dst = result(), op_.a = reg(8), op_.offset = get_signed(20, 24), size(48);
       if (op_.code == Code::LDG) require(has(45), "has addresses of 32 bits"), op_.mode = static_cast<u8>(get(46, 2));
       break;
-    case Code::STS: case Code::STL: case Code::STG:
+    case Code::STS:
+    case Code::STL:
+    case Code::STG:
       op_.b = reg(0), op_.a = reg(8), op_.offset = get_signed(20, 24), size(48);
       if (op_.code == Code::STG) require(has(45), "has addresses of 32 bits");
       break;
@@ -382,9 +479,7 @@ void Reader::read_rest() {
       op_.dst = result(), op_.a = reg(8), op_.offset = get_signed(20, 16), size(48);
       op_.shift = static_cast<u8>(get(36, 5)), require(get(44, 2) == 0, "has a mode");
       break;
-    case Code::BAR:
-      require((word_ >> 32 & 0x9b) == 0x80, "is no plain barrier");
-      break;
+    case Code::BAR: require((word_ >> 32 & 0x9b) == 0x80, "is no plain barrier"); break;
     case Code::DEPBAR:
       op_.shift = static_cast<u8>(get(26, 3)), op_.mode = static_cast<u8>(get(20, 6)), op_.logic = has(29);
       break;
@@ -392,8 +487,13 @@ void Reader::read_rest() {
       op_.mode = static_cast<u8>(get(0, 5)), branch();
       require(op_.mode == 0xf || (op_.mode > 0 && op_.mode < 7), "depends on a condition code that is not known");
       break;
-    case Code::SSY: case Code::PBK: case Code::CAL: branch(), op_.guard = 7, op_.guard_not = false; break;
-    case Code::SYNC: case Code::BRK: case Code::RET: case Code::EXIT: condition(); break;
+    case Code::SSY:
+    case Code::PBK:
+    case Code::CAL: branch(), op_.guard = 7, op_.guard_not = false; break;
+    case Code::SYNC:
+    case Code::BRK:
+    case Code::RET:
+    case Code::EXIT: condition(); break;
   }
 }
 

@@ -1,7 +1,8 @@
 // A stand-in for the CUDA driver: its entry points over this machine's memory and processor.
 //
 // It checks arguments, counts memory, can fail with any error at any call, and logs every call. Machine code (sass.h)
-// is emulated synchronously; PTX is checked as the driver of the board's release would, and not run. The variable TVM_FARM_VIRTUAL_GPU configures it, as `key=value` pairs separated by semicolons; see `Settings`.
+// is emulated synchronously; PTX is checked as the driver of the board's release would, and not run. The variable
+// TVM_FARM_VIRTUAL_GPU configures it, as `key=value` pairs separated by semicolons; see `Settings`.
 // SPDX-License-Identifier: Apache-2.0
 #include <pthread.h>
 #include <signal.h>
@@ -23,7 +24,8 @@
 
 // As in ../../native/abi.h: the process that loads this brings libstdc++, and libc++'s strings are made here.
 template class std::basic_string<char>;
-template std::string std::operator+ <char, std::char_traits<char>, std::allocator<char>>(const char*, const std::string&);
+template std::string std::operator+
+    <char, std::char_traits<char>, std::allocator<char>>(const char*, const std::string&);
 namespace std {
 bad_alloc::bad_alloc() noexcept {}
 bad_array_new_length::bad_array_new_length() noexcept {}
@@ -82,20 +84,20 @@ struct Failure {
 
 struct Settings {
   std::string name = "virtual GPU";
-  std::string log;          // a file: every call's name and arguments are appended
-  long capability = 53;     // as in sm_53
-  long processors = 1;      // streaming multiprocessors
-  long driver = 10020;      // as cuDriverGetVersion says it: CUDA 10.2
-  long ptx = 65;            // the newest .version taken: 6.5
-  long memory = 1L << 30;   // bytes
-  long registers = 32768;   // per block
-  long shared = 49152;      // bytes per block
-  long threads = 1024;      // per block
+  std::string log;         // a file: every call's name and arguments are appended
+  long capability = 53;    // as in sm_53
+  long processors = 1;     // streaming multiprocessors
+  long driver = 10020;     // as cuDriverGetVersion says it: CUDA 10.2
+  long ptx = 65;           // the newest .version taken: 6.5
+  long memory = 1L << 30;  // bytes
+  long registers = 32768;  // per block
+  long shared = 49152;     // bytes per block
+  long threads = 1024;     // per block
   long clock_khz = 921600;
-  long l2 = 262144;         // bytes
-  bool proves = false;      // `prove=1`: races and reads of what nothing wrote are faults
-  bool estimates = true;    // `estimate=0`: launches have no time
-  bool pretends = false;    // `run=pretend`: a launch of PTX does nothing, successfully
+  long l2 = 262144;       // bytes
+  bool proves = false;    // `prove=1`: races and reads of what nothing wrote are faults
+  bool estimates = true;  // `estimate=0`: launches have no time
+  bool pretends = false;  // `run=pretend`: a launch of PTX does nothing, successfully
   std::map<std::string, Failure> failures;
 };
 
@@ -123,10 +125,11 @@ void read_settings() {
   const char* text = std::getenv("TVM_FARM_VIRTUAL_GPU");
   std::string left = text ? text : "";
   const std::map<std::string, long*> numbers = {
-      {"capability", &settings.capability}, {"processors", &settings.processors}, {"driver", &settings.driver},
-      {"ptx", &settings.ptx},               {"memory", &settings.memory},         {"registers", &settings.registers},
-      {"shared", &settings.shared},         {"threads", &settings.threads},       {"clock_khz", &settings.clock_khz},
-      {"l2", &settings.l2}};
+      {"capability", &settings.capability}, {"processors", &settings.processors},
+      {"driver", &settings.driver},         {"ptx", &settings.ptx},
+      {"memory", &settings.memory},         {"registers", &settings.registers},
+      {"shared", &settings.shared},         {"threads", &settings.threads},
+      {"clock_khz", &settings.clock_khz},   {"l2", &settings.l2}};
   while (!left.empty()) {
     size_t end = left.find(';');
     std::string pair = left.substr(0, end), key = pair.substr(0, pair.find('=')), value;
@@ -291,7 +294,8 @@ CUresult run_blocks(const sass::Launch& launch, const sass::Ranges& ranges, cons
   }
   Memo memo;
   bool apart = true;
-  for (CUdeviceptr each : stored) memo.stored[each] = writes[each] = ++write_count, apart = apart && !loaded.count(each);
+  for (CUdeviceptr each : stored)
+    memo.stored[each] = writes[each] = ++write_count, apart = apart && !loaded.count(each);
   for (CUdeviceptr each : loaded) memo.loaded[each] = writes[each];
   if (apart) memos[key] = memo;
   return 0;
@@ -314,7 +318,8 @@ CUresult launch_kernel(const sass::Launch& launch) {
   for (const auto& [begin, bytes] : blocks) ranges[begin] = begin + bytes;
   char text[160];
   std::snprintf(text, sizeof(text), "%p %u %u %u %u %u %u %u", static_cast<const void*>(launch.kernel), launch.grid[0],
-                launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2], launch.dynamic_bytes);
+                launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2],
+                launch.dynamic_bytes);
   std::string shape = text, key = text;
   for (auto [offset, size] : launch.kernel->parameters) {
     unsigned long long value = 0;
@@ -324,7 +329,8 @@ CUresult launch_kernel(const sass::Launch& launch) {
     auto after = blocks.upper_bound(value);
     bool points = size == 8 && after != blocks.begin() && value < std::prev(after)->first + std::prev(after)->second;
     if (points) used[std::prev(after)->first] = std::prev(after)->first + std::prev(after)->second;
-    std::snprintf(text, sizeof(text), " %llu", points ? static_cast<unsigned long long>(std::prev(after)->second) : value);
+    std::snprintf(text, sizeof(text), " %llu",
+                  points ? static_cast<unsigned long long>(std::prev(after)->second) : value);
     shape += text;
   }
   if (CUresult failed = run_blocks(launch, ranges, key)) return failed;
@@ -386,10 +392,12 @@ FARM_ENTRY cuDeviceGetName(char* name, int size, int) {
 
 FARM_ENTRY cuDeviceGetAttribute(int* value, int attribute, int) {
   FARM_ENTER();
-  const std::map<int, long> values = {{1, settings.threads},    {2, settings.threads},         {3, settings.threads},
-                                      {4, 64},                  {8, settings.shared},          {10, 32},
-                                      {12, settings.registers}, {13, settings.clock_khz},      {16, settings.processors},
-                                      {38, settings.l2},        {75, settings.capability / 10}, {76, settings.capability % 10}};
+  const std::map<int, long> values = {{1, settings.threads},          {2, settings.threads},
+                                      {3, settings.threads},          {4, 64},
+                                      {8, settings.shared},           {10, 32},
+                                      {12, settings.registers},       {13, settings.clock_khz},
+                                      {16, settings.processors},      {38, settings.l2},
+                                      {75, settings.capability / 10}, {76, settings.capability % 10}};
   auto found = values.find(attribute);
   if (found == values.end()) return 1;
   *value = static_cast<int>(found->second);
@@ -523,9 +531,7 @@ FARM_ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned count, 
     std::memcpy(&size, text + 8, sizeof(size));
     try {
       loaded->kernels = sass::read_cubin(reinterpret_cast<const uint8_t*>(text) + 16, size);
-    } catch (const std::string& words) {
-      reason = words, result = 200;
-    }
+    } catch (const std::string& words) { reason = words, result = 200; }
   } else if (std::strstr(text, ".version")) {
     loaded->text = text;
     result = judge_ptx(loaded->text, &reason);
@@ -596,12 +602,14 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches(
 }
 
 // Beyond CUDA: estimate a kernel of a cubin on memory of its own. `sizes`: grid, block, bytes of dynamic shared memory.
-// `arguments`: for each of `count` parameters the bytes that a pointer is for, or the value. `machine`: processors, bytes of L2,
-// cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory, resident blocks.
-// Returns a message, empty where all went well.
-extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(
-    const unsigned char* cubin, size_t size, const char* name, const unsigned* sizes, unsigned count,
-    const unsigned long long* arguments, const double* given, double* found) {
+// `arguments`: for each of `count` parameters the bytes that a pointer is for, or the value. `machine`: processors,
+// bytes of L2, cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory,
+// resident blocks. Returns a message, empty where all went well.
+extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(const unsigned char* cubin, size_t size,
+                                                                                const char* name, const unsigned* sizes,
+                                                                                unsigned count,
+                                                                                const unsigned long long* arguments,
+                                                                                const double* given, double* found) {
   static std::string message;
   message.clear();
   try {
@@ -631,8 +639,6 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(
     found[0] = time.cycles, found[1] = time.dram_bytes, found[2] = time.resident;
     message = time.fault;
     for (auto [begin, end] : ranges) munmap(reinterpret_cast<void*>(begin), end - begin);
-  } catch (const std::string& words) {
-    message = words;
-  }
+  } catch (const std::string& words) { message = words; }
   return message.c_str();
 }

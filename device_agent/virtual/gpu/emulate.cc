@@ -3,11 +3,11 @@
 // Floats are rounded as the GPU does; MUFU's approximations are rounded from exact values. Threads of a warp that part
 // wait on the warp's stack, as the code's SSY, PBK and CAL say.
 // SPDX-License-Identifier: Apache-2.0
-#include <cfenv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "lanes.h"
 #include "sass.h"
 
 namespace sass {
@@ -19,29 +19,6 @@ constexpr u64 kMostSteps = u64{1} << 33;  // warp instructions of a block
 
 #define EACH _Pragma("clang loop vectorize(assume_safety)") for (int l = 0; l < 32; ++l)
 
-float as_float(u32 bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-u32 as_bits(float value) {
-  u32 bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-u32 half_to_float(u32 bits) {
-  _Float16 half;
-  u16 low = static_cast<u16>(bits);
-  std::memcpy(&half, &low, 2);
-  return as_bits(static_cast<float>(half));
-}
-u32 float_to_half(float value) {
-  _Float16 half = static_cast<_Float16>(value);
-  u16 low;
-  std::memcpy(&low, &half, 2);
-  return low;
-}
-float saturate(float value) { return value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f; }
 u32 reverse_bits(u32 value) { return __builtin_bitreverse32(value); }
 
 bool compare_floats(u32 mode, float a, float b) {
@@ -68,7 +45,7 @@ struct Waiting {
 struct Warp {
   std::vector<u32> rows;
   u32 predicates[8] = {0, 0, 0, 0, 0, 0, 0, kAll};
-  u32 carry = 0, sign = 0, zero = 0;  // condition codes
+  u32 carry = 0, sign = 0, zero = 0;        // condition codes
   u32 undecided[32] = {}, picked[32] = {};  // IMNMX of wider numbers: equal so far; the first operand's was taken
   u32 active = 0, ended = 0, broken = 0;
   i32 at = 0;
@@ -118,8 +95,8 @@ class Block {
 
   void fill_constants() {
     std::vector<u8> bank = std::vector<u8>(kernel_.parameters_at);
-    const u32 known[] = {launch_.block[0], launch_.block[1], launch_.block[2],
-                         launch_.grid[0],  launch_.grid[1],  launch_.grid[2], kLocalBytes};
+    const u32 known[] = {launch_.block[0], launch_.block[1], launch_.block[2], launch_.grid[0],
+                         launch_.grid[1],  launch_.grid[2],  kLocalBytes};
     std::memcpy(bank.data() + 8, known, sizeof(known));
     bank.insert(bank.end(), launch_.parameters.begin(), launch_.parameters.end());
     banks_ = kernel_.banks;
@@ -153,16 +130,14 @@ class Block {
     if (result_.fault != Fault::kNone) return;
     char text[256];
     std::snprintf(text, sizeof(text), "%s: %s %s (instruction %zu, block %u %u %u)", kernel_.name.c_str(),
-                  name_of(op.code), what, static_cast<size_t>(&op - kernel_.ops.data()), index_[0], index_[1], index_[2]);
+                  name_of(op.code), what, static_cast<size_t>(&op - kernel_.ops.data()), index_[0], index_[1],
+                  index_[2]);
     result_.fault = fault, result_.words = text;
   }
 
   void run_warp(Warp* warp);
   void leave(Warp* warp);
   void special(const Op& op, Warp* warp, u32* out);
-  void rounded(const Op& op, const u32* a, const u32* b, const u32* c, u32* out);
-  void convert(const Op& op, const u32* b, const u32* above, u32* out, u32* upper);
-  void half2(const Op& op, const u32* a, const u32* b, const u32* c, u32* out);
   void shuffle(const Op& op, Warp* warp, u32 act, const u32* a, const u32* b, const u32* c);
   void load_or_store(const Op& op, Warp* warp, u32 act);
   u8* find(const Op& op, u64 address);
@@ -198,13 +173,13 @@ void Block::leave(Warp* warp) {
   warp->done = true;
 }
 
-#define PUT(expression)                                                     \
-  do {                                                                      \
-    if (act == kAll) {                                                      \
-      EACH out[l] = (expression);                                           \
-    } else {                                                                \
-      EACH out[l] = (act >> l & 1) ? (expression) : out[l];                 \
-    }                                                                       \
+#define PUT(expression)                                     \
+  do {                                                      \
+    if (act == kAll) {                                      \
+      EACH out[l] = (expression);                           \
+    } else {                                                \
+      EACH out[l] = (act >> l & 1) ? (expression) : out[l]; \
+    }                                                       \
   } while (0)
 #define PUT_FLOAT(expression) PUT(as_bits(expression))
 // A row of results first, where they decide flags too.
@@ -232,7 +207,9 @@ void Block::run_warp(Warp* warp) {
     const u32 *a = source(op.a), *b = source(op.b), *c = source(op.c);
     u32* out = warp->row(op.dst);
     const u32 f = op.flags;
-    auto test = [&](u8 number, bool inverted) { return inverted ? ~warp->predicates[number] : warp->predicates[number]; };
+    auto test = [&](u8 number, bool inverted) {
+      return inverted ? ~warp->predicates[number] : warp->predicates[number];
+    };
     auto put_predicates = [&](u32 first, u32 other) {
       if (op.p0 != 7) warp->predicates[op.p0] = (first & act) | (warp->predicates[op.p0] & ~act);
       if (op.p1 != 7) warp->predicates[op.p1] = (other & act) | (warp->predicates[op.p1] & ~act);
@@ -285,7 +262,9 @@ void Block::run_warp(Warp* warp) {
     };
 
     switch (op.code) {
-      case Code::NOP: case Code::MEMBAR: case Code::DEPBAR: break;
+      case Code::NOP:
+      case Code::MEMBAR:
+      case Code::DEPBAR: break;
       case Code::MOV: PUT(b[l]); break;
       case Code::FFMA:
         if (op.round) {
@@ -301,7 +280,8 @@ void Block::run_warp(Warp* warp) {
           PUT_FLOAT(std::fmaf(as_float(a[l]), as_float(b[l]), as_float(c[l])));
         }
         break;
-      case Code::FADD: case Code::FMUL:
+      case Code::FADD:
+      case Code::FMUL:
         if (op.round || f & kSaturate || op.mode) {
           rounded(op, a, b, c, made);
           PUT_ROW(made);
@@ -320,7 +300,8 @@ void Block::run_warp(Warp* warp) {
         PUT_ROW(made);
         break;
       }
-      case Code::FSETP: case Code::FSET: {
+      case Code::FSETP:
+      case Code::FSET: {
         u32 found = 0, other = test(op.pc, op.pc_not);
         for (int l = 0; l < 32; ++l) found |= static_cast<u32>(compare_floats(op.mode, float_a(l), float_b(l))) << l;
         if (op.code == Code::FSETP) {
@@ -336,7 +317,8 @@ void Block::run_warp(Warp* warp) {
         u32 found = 0;
         for (int l = 0; l < 32; ++l) {
           int above = static_cast<int>(a[l] >> 23 & 255), below = static_cast<int>(b[l] >> 23 & 255);
-          bool slow = above == 255 || below == 0 || below >= 253 || above - below >= 126 || above - below <= -125 || above < 25;
+          bool slow =
+              above == 255 || below == 0 || below >= 253 || above - below >= 126 || above - below <= -125 || above < 25;
           found |= static_cast<u32>(slow) << l;
         }
         put_predicates(found, 0);
@@ -360,7 +342,10 @@ void Block::run_warp(Warp* warp) {
         }
         PUT_ROW(made);
         break;
-      case Code::F2F: case Code::F2I: case Code::I2F: case Code::I2I:
+      case Code::F2F:
+      case Code::F2I:
+      case Code::I2F:
+      case Code::I2I:
         convert(op, b, op.b < kZero ? warp->row(static_cast<u16>(op.b + 1)) : b, made, upper);
         if (op.code == Code::F2I && op.form_d == 3 && op.dst < kZero) {
           u32* first = out;
@@ -387,7 +372,8 @@ void Block::run_warp(Warp* warp) {
         }
         break;
       }
-      case Code::ISCADD: case Code::LEA:
+      case Code::ISCADD:
+      case Code::LEA:
         add([&](int l) { return (f & kNegateA ? 0u - a[l] : a[l]) << op.shift; }, negated(b, kNegateB), zero);
         break;
       case Code::LEA_HI:
@@ -412,7 +398,8 @@ void Block::run_warp(Warp* warp) {
       }
       case Code::IMAD:
         for (int l = 0; l < 32; ++l) {
-          i64 x = f & kSigned ? i64{static_cast<i32>(a[l])} : i64{a[l]}, y = f & kSignedB ? i64{static_cast<i32>(b[l])} : i64{b[l]};
+          i64 x = f & kSigned ? i64{static_cast<i32>(a[l])} : i64{a[l]},
+              y = f & kSignedB ? i64{static_cast<i32>(b[l])} : i64{b[l]};
           u64 product = static_cast<u64>(x) * static_cast<u64>(y);
           made[l] = static_cast<u32>(f & kHigh ? product >> 32 : product) + c[l];
         }
@@ -481,7 +468,8 @@ void Block::run_warp(Warp* warp) {
         PUT(value(l));
         break;
       }
-      case Code::LOP: case Code::LOP3: {
+      case Code::LOP:
+      case Code::LOP3: {
         if (op.code == Code::LOP) {
           const u32 ia = f & kInvertA ? kAll : 0, ib = f & kInvertB ? kAll : 0;
           for (int l = 0; l < 32; ++l) {
@@ -499,7 +487,8 @@ void Block::run_warp(Warp* warp) {
         }
         if (op.logic) {
           u32 found = 0;
-          for (int l = 0; l < 32; ++l) found |= static_cast<u32>(op.logic == 1 || (made[l] == 0) == (op.logic == 2)) << l;
+          for (int l = 0; l < 32; ++l)
+            found |= static_cast<u32>(op.logic == 1 || (made[l] == 0) == (op.logic == 2)) << l;
           put_predicates(found, 0);
         }
         if (f & kCarryOut) put_codes(made);
@@ -532,13 +521,15 @@ void Block::run_warp(Warp* warp) {
         PUT(value(l));
         break;
       }
-      case Code::ISETP: case Code::ISET: {
+      case Code::ISETP:
+      case Code::ISET: {
         u32 found = 0, other = test(op.pc, op.pc_not);
         for (int l = 0; l < 32; ++l) {
           bool right = compare_integers(op.mode, f & kSigned, a[l], b[l]);
           if (f & kCarryIn) {
             // The higher words of numbers whose lower words were subtracted before: the difference, with the borrow.
-            i64 x = f & kSigned ? i64{static_cast<i32>(a[l])} : i64{a[l]}, y = f & kSigned ? i64{static_cast<i32>(b[l])} : i64{b[l]};
+            i64 x = f & kSigned ? i64{static_cast<i32>(a[l])} : i64{a[l]},
+                y = f & kSigned ? i64{static_cast<i32>(b[l])} : i64{b[l]};
             i64 difference = x - y - (warp->carry >> l & 1 ? 0 : 1);
             bool less = difference < 0, equal = difference == 0 && (warp->zero >> l & 1);
             right = (op.mode & 1 && less) || (op.mode & 2 && equal) || (op.mode & 4 && !less && !equal);
@@ -554,7 +545,8 @@ void Block::run_warp(Warp* warp) {
         break;
       }
       case Code::ICMP: PUT(compare_integers(op.mode, f & kSigned, c[l], 0) ? a[l] : b[l]); break;
-      case Code::PSETP: case Code::PSET: {
+      case Code::PSETP:
+      case Code::PSET: {
         u32 first = test(op.pa, op.pa_not), second = test(op.pb, op.pb_not), third = test(op.pc, op.pc_not);
         u32 found = join(op.logic2, join(op.logic, first, second), third);
         if (op.code == Code::PSETP) {
@@ -585,13 +577,21 @@ void Block::run_warp(Warp* warp) {
         special(op, warp, made);
         PUT_ROW(made);
         break;
-      case Code::HADD2: case Code::HMUL2: case Code::HFMA2:
+      case Code::HADD2:
+      case Code::HMUL2:
+      case Code::HFMA2:
         std::memcpy(made, out, sizeof(made));
         half2(op, a, b, c, made);
         PUT_ROW(made);
         break;
       case Code::SHFL: shuffle(op, warp, act, a, b, c); break;
-      case Code::LDS: case Code::STS: case Code::LDG: case Code::STG: case Code::LDL: case Code::STL: case Code::LDC:
+      case Code::LDS:
+      case Code::STS:
+      case Code::LDG:
+      case Code::STG:
+      case Code::LDL:
+      case Code::STL:
+      case Code::LDC:
         load_or_store(op, warp, act);
         if (result_.fault != Fault::kNone) return;
         break;
@@ -603,14 +603,18 @@ void Block::run_warp(Warp* warp) {
         warp->at = op.target;
         break;
       case Code::BRA: {
-        u32 codes = (op.mode & 1 ? warp->sign : 0) | (op.mode & 2 ? warp->zero : 0) | (op.mode & 4 ? ~warp->sign & ~warp->zero : 0);
+        u32 codes = (op.mode & 1 ? warp->sign : 0) | (op.mode & 2 ? warp->zero : 0) |
+                    (op.mode & 4 ? ~warp->sign & ~warp->zero : 0);
         u32 taken = op.mode == 0xf ? act : act & codes;
         if (taken == 0) break;
         if (taken != warp->active) warp->stack.push_back({Waiting::kParted, warp->active & ~taken, warp->at});
         warp->active = taken, warp->at = op.target;
         break;
       }
-      case Code::EXIT: case Code::SYNC: case Code::BRK: case Code::RET:
+      case Code::EXIT:
+      case Code::SYNC:
+      case Code::BRK:
+      case Code::RET:
         if (op.code == Code::EXIT) warp->ended |= act;
         if (op.code == Code::BRK) warp->broken |= act;
         warp->active &= ~act;
@@ -631,131 +635,13 @@ void Block::special(const Op& op, Warp*, u32* out) {
       case 0x21: out[l] = thread % x; break;
       case 0x22: out[l] = thread / x % y; break;
       case 0x23: out[l] = thread / (x * y); break;
-      case 0x25: case 0x26: case 0x27: out[l] = index_[op.shift - 0x25]; break;
-      default: out[l] = 0; fail(Fault::kInvalid, op, "reads a register that is not known"); return;
-    }
-  }
-}
-
-// Sums and products with another rounding, saturation or scale.
-__attribute__((noinline)) void Block::rounded(const Op& op, const u32* a, const u32* b, const u32* c, u32* out) {
-  static const int kModes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
-  static const float kScales[] = {1.0f, 0.5f, 0.25f, 0.125f, 8.0f, 4.0f, 2.0f, 1.0f};
-  std::fesetround(kModes[op.round]);
-  for (int l = 0; l < 32; ++l) {
-    volatile float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
-    if (op.flags & kAbsoluteA) x = std::fabs(x);
-    if (op.flags & kAbsoluteB) y = std::fabs(y);
-    if (op.flags & kNegateA) x = -x;
-    if (op.flags & kNegateB) y = -y;
-    if (op.flags & kNegateC) z = -z;
-    volatile float value = op.code == Code::FADD ? x + y : op.code == Code::FMUL ? x * kScales[op.mode] * y : std::fmaf(x, y, z);
-    out[l] = as_bits(op.flags & kSaturate ? saturate(value) : value);
-  }
-  std::fesetround(FE_TONEAREST);
-}
-
-// `above` and `upper` are the upper words of 64 bits.
-void Block::convert(const Op& op, const u32* b, const u32* above, u32* out, u32* upper) {
-  const u32 f = op.flags;
-  for (int l = 0; l < 32; ++l) {
-    if (op.code == Code::F2F || op.code == Code::F2I) {
-      float x = op.form_a == 1 ? as_float(half_to_float(op.shift ? b[l] >> 16 : b[l])) : as_float(b[l]);
-      if (f & kAbsoluteB) x = std::fabs(x);
-      if (f & kNegateB) x = -x;
-      if (op.code == Code::F2F) {
-        // Of rounding modes only those to whole numbers differ between equal types.
-        if (op.round & 4) x = (op.round & 3) == 0 ? std::nearbyintf(x) : (op.round & 3) == 1 ? std::floor(x) : (op.round & 3) == 2 ? std::ceil(x) : std::trunc(x);
-        if (f & kSaturate) x = saturate(x);
-        out[l] = op.form_d == 1 ? float_to_half(x) : as_bits(x);
-      } else {
-        double whole = op.round == 0 ? std::nearbyint(double{x}) : op.round == 1 ? std::floor(double{x}) : op.round == 2 ? std::ceil(double{x}) : std::trunc(double{x});
-        int bits = 8 << op.form_d;
-        double low = f & kSigned ? -std::ldexp(1.0, bits - 1) : 0.0, high = std::ldexp(1.0, f & kSigned ? bits - 1 : bits) - 1;
-        whole = std::isnan(x) ? 0.0 : whole < low ? low : whole > high ? high : whole;
-        // The greatest number of 64 bits is no double.
-        u64 bits_of = bits < 64 ? static_cast<u64>(static_cast<i64>(whole))
-                      : f & kSigned ? (whole >= 9.2e18 ? ~u64{0} >> 1 : static_cast<u64>(static_cast<i64>(whole)))
-                                    : (whole >= 1.8e19 ? ~u64{0} : static_cast<u64>(whole));
-        out[l] = static_cast<u32>(bits_of), upper[l] = static_cast<u32>(bits_of >> 32);
-      }
-      continue;
-    }
-    int bits = 8 << op.form_a;
-    if (bits == 64) {
-      u64 both = u64{above[l]} << 32 | b[l];
-      std::fesetround(op.round == 1 ? FE_DOWNWARD : op.round == 2 ? FE_UPWARD : op.round == 3 ? FE_TOWARDZERO : FE_TONEAREST);
-      volatile i64 given = static_cast<i64>(both);
-      volatile u64 given_unsigned = both;
-      float value = f & kSignedB ? static_cast<float>(given) : static_cast<float>(given_unsigned);
-      std::fesetround(FE_TONEAREST);
-      if (f & kAbsoluteB) value = std::fabs(value);
-      out[l] = as_bits(f & kNegateB ? -value : value);
-      continue;
-    }
-    u32 raw = bits == 32 ? b[l] : b[l] >> (8 * op.shift) & ((1u << bits) - 1);
-    i64 value = f & kSignedB ? static_cast<i64>(static_cast<i32>(raw << (32 - bits)) >> (32 - bits)) : static_cast<i64>(raw);
-    if (f & kAbsoluteB) value = value < 0 ? -value : value;
-    if (f & kNegateB) value = -value;
-    if (op.code == Code::I2F && op.round) {
-      static const int kModes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
-      std::fesetround(kModes[op.round]);
-      volatile i64 given = value;
-      volatile float result = static_cast<float>(given);
-      std::fesetround(FE_TONEAREST);
-      out[l] = as_bits(result);
-      continue;
-    }
-    if (op.code == Code::I2F) {
-      out[l] = op.form_d == 1 ? float_to_half(static_cast<float>(value)) : as_bits(static_cast<float>(value));
-      continue;
-    }
-    int wanted = 8 << op.form_d;
-    if (f & kSaturate) {
-      i64 low = f & kSigned ? -(i64{1} << (wanted - 1)) : 0, high = (i64{1} << (f & kSigned ? wanted - 1 : wanted)) - 1;
-      value = value < low ? low : value > high ? high : value;
-    }
-    u32 result = static_cast<u32>(value);
-    if (wanted < 32) {
-      result &= (1u << wanted) - 1;
-      if (f & kSigned) result = static_cast<u32>(static_cast<i32>(result << (32 - wanted)) >> (32 - wanted));
-    }
-    out[l] = result;
-  }
-}
-
-// Two halves of 16 bits at once; each product and sum is rounded once. `out` holds the result's row before.
-void Block::half2(const Op& op, const u32* a, const u32* b, const u32* c, u32* out) {
-  auto part = [](u8 form, u32 word, int half) {
-    if (form == 1) return as_float(word);
-    return as_float(half_to_float(form == 2 ? word : form == 3 ? word >> 16 : half ? word >> 16 : word));
-  };
-  for (int l = 0; l < 32; ++l) {
-    float found[2];
-    for (int half = 0; half < 2; ++half) {
-      float x = part(op.form_a, a[l], half), y = part(op.form_b, b[l], half), z = part(op.form_c, c[l], half);
-      if (op.flags & kAbsoluteA) x = std::fabs(x);
-      if (op.flags & kAbsoluteB) y = std::fabs(y);
-      if (op.flags & kNegateA) x = -x;
-      if (op.flags & kNegateB) y = -y;
-      if (op.flags & kNegateC) z = -z;
-      // Double holds products of halves exactly, and their sums but for bits that rounding to half does not see.
-      double value = op.code == Code::HADD2 ? double{x} + y : op.code == Code::HMUL2 ? double{x} * y : double{x} * y + z;
-      found[half] = static_cast<float>(value);
-      if (op.form_d != 1) found[half] = as_float(half_to_float([&] {
-        _Float16 rounded = static_cast<_Float16>(value);
-        u16 bits;
-        std::memcpy(&bits, &rounded, 2);
-        return static_cast<u32>(bits);
-      }()));
-      if (op.flags & kSaturate) found[half] = saturate(found[half]);
-    }
-    u32 low = float_to_half(found[0]), high = float_to_half(found[1]);
-    switch (op.form_d) {
-      case 0: out[l] = high << 16 | low; break;
-      case 1: out[l] = as_bits(found[0]); break;
-      case 2: out[l] = (out[l] & 0xffff0000u) | low; break;
-      default: out[l] = (out[l] & 0xffffu) | high << 16; break;
+      case 0x25:
+      case 0x26:
+      case 0x27: out[l] = index_[op.shift - 0x25]; break;
+      default:
+        out[l] = 0;
+        fail(Fault::kInvalid, op, "reads a register that is not known");
+        return;
     }
   }
 }
@@ -800,7 +686,8 @@ void Block::prove(const Op& op, u64 address, u32 thread, bool writes) {
     Word& word = words_[at];
     bool other_wrote = word.wrote_at == epoch_ && word.writer != thread;
     bool other_read = word.read_at == epoch_ && (word.reader != thread || word.shared_reads);
-    if (op.width >= 4 && (other_wrote || (writes && other_read))) return fail(Fault::kRace, op, "races with another thread");
+    if (op.width >= 4 && (other_wrote || (writes && other_read)))
+      return fail(Fault::kRace, op, "races with another thread");
     if (writes) {
       word.wrote_at = epoch_, word.writer = thread, word.written = true;
       continue;
@@ -850,7 +737,8 @@ void Block::load_or_store(const Op& op, Warp* warp, u32 act) {
       u32 value = 0;
       if (loads) {
         std::memcpy(&value, place, op.width);
-        if (op.flags & kSigned) value = static_cast<u32>(static_cast<i32>(value << (32 - 8 * op.width)) >> (32 - 8 * op.width));
+        if (op.flags & kSigned)
+          value = static_cast<u32>(static_cast<i32>(value << (32 - 8 * op.width)) >> (32 - 8 * op.width));
         warp->row(data)[l] = value;
       } else {
         std::memcpy(place, &warp->row(data)[l], op.width);
@@ -859,8 +747,10 @@ void Block::load_or_store(const Op& op, Warp* warp, u32 act) {
     }
     for (int i = 0; i < words; ++i) {
       u16 number = data == kZero || data == kNowhere ? data : static_cast<u16>(data + i);
-      if (loads) std::memcpy(&warp->row(number)[l], place + 4 * i, 4);
-      else std::memcpy(place + 4 * i, &warp->row(number)[l], 4);
+      if (loads)
+        std::memcpy(&warp->row(number)[l], place + 4 * i, 4);
+      else
+        std::memcpy(place + 4 * i, &warp->row(number)[l], 4);
     }
   }
   if (trace_ && (is_global || is_shared)) record(addresses, act, op.width, is_global);
@@ -901,7 +791,8 @@ void Block::record(const u64* addresses, u32 act, u32 width, bool is_global) {
 
 }  // namespace
 
-Result run_block(const Launch& launch, const u32 index[3], const Ranges& memory, bool proves, std::vector<Trace>* traces) {
+Result run_block(const Launch& launch, const u32 index[3], const Ranges& memory, bool proves,
+                 std::vector<Trace>* traces) {
   return Block(launch, index, memory, proves, traces).run();
 }
 

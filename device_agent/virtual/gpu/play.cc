@@ -17,11 +17,11 @@ namespace {
 
 constexpr int kSchedulers = 4, kPipes = 2, kScoreboards = 6;
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kWaves = 6;            // that are played
-constexpr double kSharedLatency = 22;   // and a cycle for each turn
+constexpr double kWaves = 6;           // that are played
+constexpr double kSharedLatency = 22;  // and a cycle for each turn
 constexpr double kHitLatency = 80, kL2Latency = 200, kVariableLatency = 18, kOperandCycles = 16;
 constexpr double kBarrierCycles = 20, kBlockStart = 100;
-constexpr u32 kL1Bytes = 24 << 10;      // of each of the two pipes for global loads
+constexpr u32 kL1Bytes = 24 << 10;                               // of each of the two pipes for global loads
 constexpr double kL2BytesPerCycle = 64, kL2BytesOfSlice = 8192;  // a card's L2 gives more bytes, by its size; assumed
 constexpr u32 kSector = 32, kLine = 128;
 
@@ -60,13 +60,35 @@ class Cache {
 // How an instruction is issued: on all lanes at once, or on a half or quarter of them.
 u32 slots_of(const Op& op) {
   switch (op.code) {
-    case Code::SHL: case Code::SHR: case Code::SHF_L: case Code::SHF_R: case Code::ISCADD: case Code::LEA:
-    case Code::LEA_HI: case Code::ISETP: case Code::ISET: case Code::ICMP: case Code::IMNMX: case Code::FMNMX:
-    case Code::FSETP: case Code::FSET: case Code::FCMP: case Code::BFE: case Code::BFI: case Code::SEL: case Code::PRMT:
-      return 2;
-    case Code::MUFU: case Code::S2R: case Code::F2F: case Code::F2I: case Code::I2F: case Code::I2I: case Code::POPC:
-    case Code::FLO: case Code::IMAD: case Code::RRO:
-      return 4;
+    case Code::SHL:
+    case Code::SHR:
+    case Code::SHF_L:
+    case Code::SHF_R:
+    case Code::ISCADD:
+    case Code::LEA:
+    case Code::LEA_HI:
+    case Code::ISETP:
+    case Code::ISET:
+    case Code::ICMP:
+    case Code::IMNMX:
+    case Code::FMNMX:
+    case Code::FSETP:
+    case Code::FSET:
+    case Code::FCMP:
+    case Code::BFE:
+    case Code::BFI:
+    case Code::SEL:
+    case Code::PRMT: return 2;
+    case Code::MUFU:
+    case Code::S2R:
+    case Code::F2F:
+    case Code::F2I:
+    case Code::I2F:
+    case Code::I2I:
+    case Code::POPC:
+    case Code::FLO:
+    case Code::IMAD:
+    case Code::RRO: return 4;
     default: return 1;
   }
 }
@@ -159,7 +181,8 @@ class Play {
     if (blocks_ > last_) {
       // The pace of the last two waves, at whose ends as many blocks are under way.
       u64 from = last_ - 2 * wave;
-      double pace = (finished_[last_ - wave - 1] - finished_[from - wave - 1 < last_ ? from - wave - 1 : 0]) / static_cast<double>(2 * wave);
+      double pace = (finished_[last_ - wave - 1] - finished_[from - wave - 1 < last_ ? from - wave - 1 : 0]) /
+                    static_cast<double>(2 * wave);
       time_.cycles += pace * static_cast<double>(blocks_ - last_);
     }
     time_.dram_bytes *= scale, time_.l2_bytes *= scale, time_.issued *= scale, time_.shared_turns *= scale;
@@ -179,7 +202,8 @@ class Play {
     u64 number = next_++;
     auto block = std::make_unique<Playing>();
     u32 x = launch_.grid[0], y = launch_.grid[1];
-    const u32 index[] = {static_cast<u32>(number % x), static_cast<u32>(number / x % y), static_cast<u32>(number / x / y)};
+    const u32 index[] = {static_cast<u32>(number % x), static_cast<u32>(number / x % y),
+                         static_cast<u32>(number / x / y)};
     Result done = run_block(launch_, index, memory_, false, &block->traces);
     if (done.fault != Fault::kNone) time_.fault = done.words;
     for (Trace& trace : block->traces) {
@@ -267,7 +291,9 @@ class Play {
     scheduler.last = warp;
     double arrives = now + kVariableLatency, reads = now + kOperandCycles;
     switch (op.code) {
-      case Code::LDS: case Code::STS: case Code::SHFL: {
+      case Code::LDS:
+      case Code::STS:
+      case Code::SHFL: {
         double turns = 1;
         if (op.code != Code::SHFL) {
           const Access& access = warp->trace->accesses[warp->access++];
@@ -280,7 +306,8 @@ class Play {
         arrives = from + kSharedLatency + turns, reads = from + turns + kOperandCycles;
         break;
       }
-      case Code::LDG: case Code::STG: global(processor, number / 2, warp, op, now, &arrives, &reads); break;
+      case Code::LDG:
+      case Code::STG: global(processor, number / 2, warp, op, now, &arrives, &reads); break;
       case Code::BAR: meet(warp, now); break;
       default: break;
     }
@@ -344,7 +371,8 @@ class Play {
     if (--block->left > 0) return;
     end_ = std::max(end_, now + 1);
     finished_.push_back(now);
-    playing_.erase(std::find_if(playing_.begin(), playing_.end(), [block](const auto& each) { return each.get() == block; }));
+    playing_.erase(
+        std::find_if(playing_.begin(), playing_.end(), [block](const auto& each) { return each.get() == block; }));
     --running_;
     if (next_ < last_) start(processor, now);
   }

@@ -1,6 +1,6 @@
 // Machine code of Maxwell and Pascal GPUs (sm_50 to sm_62): what is decoded from a cubin, and what plays it.
 //
-// decode.cc: words to `Op`; cubin.cc: a file to `Kernel`; emulate.cc: a block's threads; play.cc: time on multiprocessors.
+// decode.cc: words to `Op`; cubin.cc: a file to `Kernel`; emulate.cc and lanes.cc: threads of a block; play.cc: time.
 // The encoding is from the tables of envytools (envydis/gm107.c) and maxas; control codes from maxas' wiki.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -20,12 +20,13 @@ using u64 = uint64_t;
 using i32 = int32_t;
 using i64 = int64_t;
 
-#define SASS_CODES(X)                                                                                               \
-  X(NOP) X(MOV) X(S2R) X(FADD) X(FMUL) X(FFMA) X(FMNMX) X(FSETP) X(FSET) X(FCMP) X(FCHK) X(RRO) X(MUFU) X(F2F) X(F2I) \
-  X(I2F) X(I2I) X(IADD) X(IADD3) X(ISCADD) X(IMNMX) X(IMAD) X(XMAD) X(LEA) X(LEA_HI) X(SHL) X(SHR) X(SHF_L) X(SHF_R)  \
-  X(BFE) X(BFI) X(LOP) X(LOP3) X(PRMT) X(POPC) X(FLO) X(ISETP) X(ISET) X(ICMP) X(PSETP) X(PSET) X(CSETP) X(SEL) X(VOTE)        \
-  X(SHFL) X(HADD2) X(HMUL2) X(HFMA2) X(LDS) X(STS) X(LDG) X(STG) X(LDL) X(STL) X(LDC) X(BAR) X(DEPBAR) X(MEMBAR)      \
-  X(BRA) X(SSY) X(SYNC) X(PBK) X(BRK) X(CAL) X(RET) X(EXIT)
+#define SASS_CODES(X)                                                                                                 \
+  X(NOP)                                                                                                              \
+  X(MOV) X(S2R) X(FADD) X(FMUL) X(FFMA) X(FMNMX) X(FSETP) X(FSET) X(FCMP) X(FCHK) X(RRO) X(MUFU) X(F2F) X(F2I) X(I2F) \
+      X(I2I) X(IADD) X(IADD3) X(ISCADD) X(IMNMX) X(IMAD) X(XMAD) X(LEA) X(LEA_HI) X(SHL) X(SHR) X(SHF_L) X(SHF_R)     \
+          X(BFE) X(BFI) X(LOP) X(LOP3) X(PRMT) X(POPC) X(FLO) X(ISETP) X(ISET) X(ICMP) X(PSETP) X(PSET) X(CSETP)      \
+              X(SEL) X(VOTE) X(SHFL) X(HADD2) X(HMUL2) X(HFMA2) X(LDS) X(STS) X(LDG) X(STG) X(LDL) X(STL) X(LDC)      \
+                  X(BAR) X(DEPBAR) X(MEMBAR) X(BRA) X(SSY) X(SYNC) X(PBK) X(BRK) X(CAL) X(RET) X(EXIT)
 
 enum class Code : u8 {
 #define SASS_NAME(name) name,
@@ -69,10 +70,10 @@ struct Op {
   bool guard_not = false, pa_not = false, pb_not = false, pc_not = false;
   u16 dst = kNowhere, a = kZero, b = kZero, c = kZero;
   u32 flags = 0;
-  u8 mode = 0, logic = 0, logic2 = 0, round = 0;  // comparison, truth table, rounding: by instruction
-  u8 shift = 0, width = 4;  // bytes of an access
+  u8 mode = 0, logic = 0, logic2 = 0, round = 0;      // comparison, truth table, rounding: by instruction
+  u8 shift = 0, width = 4;                            // bytes of an access
   u8 form_a = 0, form_b = 0, form_c = 0, form_d = 0;  // halves of half2 operands; types of conversions
-  i32 target = -1;  // index of an instruction
+  i32 target = -1;                                    // index of an instruction
   i32 offset = 0;
   // The control code: cycles to the next instruction, scoreboards set, waited for; operands kept for the next one.
   u8 stall = 0, write = 7, read = 7, wait = 0, reuse = 0;
@@ -130,13 +131,14 @@ enum class Fault { kNone, kAddress, kAlignment, kRace, kUnwritten, kEndless, kIn
 struct Result {
   Fault fault = Fault::kNone;
   std::string words;
-  u64 instructions = 0;           // of threads
+  u64 instructions = 0;          // of threads
   std::set<u64> loaded, stored;  // the ranges of global memory that it used
 };
 
 // Run one block. With `traces`, one for each warp is written, and nothing to global memory. With `proves`, races and
 // reads of unwritten shared memory are faults too.
-Result run_block(const Launch& launch, const u32 index[3], const Ranges& memory, bool proves, std::vector<Trace>* traces);
+Result run_block(const Launch& launch, const u32 index[3], const Ranges& memory, bool proves,
+                 std::vector<Trace>* traces);
 
 // A GPU as far as time goes. Bytes and cycles are of the multiprocessors' clock.
 struct Machine {
@@ -154,8 +156,8 @@ struct Time {
   std::string fault;  // in words
 };
 
-// Estimate a launch's time: its first waves of blocks are traced and played, the rest goes at the pace of the last ones.
-// `warm` are ranges of global memory that the L2 cache had last.
+// Estimate a launch's time: its first waves of blocks are traced and played, the rest goes at the pace of the last
+// ones. `warm` are ranges of global memory that the L2 cache had last.
 Time play(const Launch& launch, const Ranges& memory, const Ranges& warm, const Machine& machine);
 
 }  // namespace sass
