@@ -243,14 +243,15 @@ CUresult judge_ptx(const std::string& text, std::string* reason) {
 // A cubin is stored as these bytes, its size and content.
 constexpr char kMark[] = "FARMGPU2";
 
-// What a launch with certain arguments used, with the numbers of the last writes: the same launch has the same results
-// as long as nothing else wrote there.
+// What a launch wrote: the same launch on the same bytes writes the same, and is not emulated again. By the launch with
+// its arguments and hashes of all memory that they point to.
 struct Memo {
-  std::map<CUdeviceptr, unsigned long> loaded, stored;
+  std::map<CUdeviceptr, std::string> stored;
 };
 std::map<std::string, Memo> memos;
-std::map<CUdeviceptr, unsigned long> writes;  // the number of the last write, by allocation
-unsigned long write_count = 0;
+size_t memo_bytes = 0;
+constexpr size_t kMostMemoBytes = size_t{256} << 20;
+std::map<CUdeviceptr, uint64_t> hashes;  // of allocations that were not written since
 // The estimates of launches, by what decides them, and a line for each launch since the last query.
 std::map<std::string, std::string> estimates;
 std::string launches;
@@ -258,27 +259,46 @@ constexpr size_t kMostLaunchBytes = 4 << 20;
 
 void note_write(CUdeviceptr pointer) {
   auto after = blocks.upper_bound(pointer);
-  if (after != blocks.begin()) writes[std::prev(after)->first] = ++write_count;
+  if (after != blocks.begin()) hashes.erase(std::prev(after)->first);
 }
 
-bool is_same(const std::map<CUdeviceptr, unsigned long>& known) {
-  for (auto [pointer, number] : known) {
-    auto found = writes.find(pointer);
-    if (found == writes.end() || found->second != number) return false;
+uint64_t hash_of(CUdeviceptr pointer) {
+  auto [found, is_new] = hashes.try_emplace(pointer, 0);
+  if (!is_new) return found->second;
+  size_t bytes = blocks[pointer], at = 0;
+  const char* data = reinterpret_cast<const char*>(pointer);
+  uint64_t lanes[4] = {1, 2, 3, bytes}, word = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(&word, data + at + 8 * i, 8);
+      lanes[i] = (lanes[i] ^ word) * 0x9e3779b97f4a7c15u;
+      lanes[i] ^= lanes[i] >> 29;
+    }
   }
-  return true;
+  for (; at < bytes; ++at) lanes[0] = (lanes[0] ^ static_cast<unsigned char>(data[at])) * 0x9e3779b97f4a7c15u;
+  for (int i = 1; i < 4; ++i) lanes[0] = ((lanes[0] ^ lanes[i]) * 0xff51afd7ed558ccdu) ^ lanes[0] >> 32;
+  return found->second = lanes[0];
 }
 
-CUresult run_blocks(const sass::Launch& launch, const sass::Ranges& ranges, const std::string& key) {
-  auto known = memos.find(key);
-  if (known != memos.end() && is_same(known->second.loaded) && is_same(known->second.stored)) return 0;
-  std::set<CUdeviceptr> loaded, stored;
+CUresult run_blocks(const sass::Launch& launch, const sass::Ranges& ranges, const sass::Ranges& used, std::string key) {
+  for (const auto& [begin, end] : used) {
+    char text[32];
+    std::snprintf(text, sizeof(text), " %llx", static_cast<unsigned long long>(hash_of(begin)));
+    key += text;
+  }
+  if (auto known = memos.find(key); known != memos.end()) {
+    for (const auto& [pointer, bytes] : known->second.stored) {
+      std::memcpy(reinterpret_cast<void*>(pointer), bytes.data(), bytes.size());
+      note_write(pointer);
+    }
+    return 0;
+  }
+  std::set<CUdeviceptr> stored;
   for (unsigned z = 0; z < launch.grid[2]; ++z) {
     for (unsigned y = 0; y < launch.grid[1]; ++y) {
       for (unsigned x = 0; x < launch.grid[0]; ++x) {
         const unsigned index[] = {x, y, z};
         sass::Result result = sass::run_block(launch, index, ranges, settings.proves, nullptr);
-        loaded.insert(result.loaded.begin(), result.loaded.end());
         stored.insert(result.stored.begin(), result.stored.end());
         if (result.fault == sass::Fault::kNone) continue;
         std::fprintf(stderr, "%s\n", result.words.c_str());
@@ -292,12 +312,12 @@ CUresult run_blocks(const sass::Launch& launch, const sass::Ranges& ranges, cons
       }
     }
   }
-  Memo memo;
-  bool apart = true;
-  for (CUdeviceptr each : stored)
-    memo.stored[each] = writes[each] = ++write_count, apart = apart && !loaded.count(each);
-  for (CUdeviceptr each : loaded) memo.loaded[each] = writes[each];
-  if (apart) memos[key] = memo;
+  if (memo_bytes > kMostMemoBytes) memos.clear(), memo_bytes = 0;
+  for (CUdeviceptr each : stored) {
+    note_write(each);
+    memos[key].stored[each] = std::string(reinterpret_cast<const char*>(each), blocks[each]);
+    memo_bytes += blocks[each];
+  }
   return 0;
 }
 
@@ -333,7 +353,7 @@ CUresult launch_kernel(const sass::Launch& launch) {
                   points ? static_cast<unsigned long long>(std::prev(after)->second) : value);
     shape += text;
   }
-  if (CUresult failed = run_blocks(launch, ranges, key)) return failed;
+  if (CUresult failed = run_blocks(launch, ranges, used, key)) return failed;
   if (!settings.estimates) return 0;
   auto [found, is_new] = estimates.try_emplace(shape);
   if (is_new) found->second = estimate(launch, ranges, used);
@@ -434,7 +454,7 @@ FARM_ENTRY cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   if (block == nullptr) return 2;
   *pointer = reinterpret_cast<CUdeviceptr>(block);
   blocks[*pointer] = bytes;
-  writes[*pointer] = ++write_count;
+  hashes.erase(*pointer);
   allocated += bytes;
   return 0;
 }

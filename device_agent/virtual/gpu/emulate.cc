@@ -156,6 +156,7 @@ class Block {
   std::map<int, std::vector<u8>> banks_;
   std::vector<u32> constants_;
   u64 known_begin_ = 1, known_end_ = 0;  // the range that was found last
+  u64 stored_ = 0;                       // the range that was written last
   u64 steps_ = 0, instructions_ = 0;
   Result result_;
 };
@@ -676,7 +677,7 @@ u8* Block::find(const Op& op, u64 address) {
     if (address + op.width > after->second) return nullptr;
     known_begin_ = after->first, known_end_ = after->second;
   }
-  (op.code == Code::LDG ? result_.loaded : result_.stored).insert(known_begin_);
+  if (op.code == Code::STG && stored_ != known_begin_) result_.stored.insert(stored_ = known_begin_);
   return reinterpret_cast<u8*>(address);
 }
 

@@ -22,11 +22,12 @@ using i64 = int64_t;
 
 #define SASS_CODES(X)                                                                                                 \
   X(NOP)                                                                                                              \
-  X(MOV) X(S2R) X(FADD) X(FMUL) X(FFMA) X(FMNMX) X(FSETP) X(FSET) X(FCMP) X(FCHK) X(RRO) X(MUFU) X(F2F) X(F2I) X(I2F) \
-      X(I2I) X(IADD) X(IADD3) X(ISCADD) X(IMNMX) X(IMAD) X(XMAD) X(LEA) X(LEA_HI) X(SHL) X(SHR) X(SHF_L) X(SHF_R)     \
-          X(BFE) X(BFI) X(LOP) X(LOP3) X(PRMT) X(POPC) X(FLO) X(ISETP) X(ISET) X(ICMP) X(PSETP) X(PSET) X(CSETP)      \
-              X(SEL) X(VOTE) X(SHFL) X(HADD2) X(HMUL2) X(HFMA2) X(LDS) X(STS) X(LDG) X(STG) X(LDL) X(STL) X(LDC)      \
-                  X(BAR) X(DEPBAR) X(MEMBAR) X(BRA) X(SSY) X(SYNC) X(PBK) X(BRK) X(CAL) X(RET) X(EXIT)
+  X(MOV)                                                                                                              \
+  X(S2R) X(FADD) X(FMUL) X(FFMA) X(FMNMX) X(FSETP) X(FSET) X(FCMP) X(FCHK) X(RRO) X(MUFU) X(F2F) X(F2I) X(I2F) X(I2I) \
+      X(IADD) X(IADD3) X(ISCADD) X(IMNMX) X(IMAD) X(XMAD) X(LEA) X(LEA_HI) X(SHL) X(SHR) X(SHF_L) X(SHF_R) X(BFE)     \
+          X(BFI) X(LOP) X(LOP3) X(PRMT) X(POPC) X(FLO) X(ISETP) X(ISET) X(ICMP) X(PSETP) X(PSET) X(CSETP) X(SEL)      \
+              X(VOTE) X(SHFL) X(HADD2) X(HMUL2) X(HFMA2) X(LDS) X(STS) X(LDG) X(STG) X(LDL) X(STL) X(LDC) X(BAR)      \
+                  X(DEPBAR) X(MEMBAR) X(BRA) X(SSY) X(SYNC) X(PBK) X(BRK) X(CAL) X(RET) X(EXIT)
 
 enum class Code : u8 {
 #define SASS_NAME(name) name,
@@ -131,8 +132,8 @@ enum class Fault { kNone, kAddress, kAlignment, kRace, kUnwritten, kEndless, kIn
 struct Result {
   Fault fault = Fault::kNone;
   std::string words;
-  u64 instructions = 0;          // of threads
-  std::set<u64> loaded, stored;  // the ranges of global memory that it used
+  u64 instructions = 0;  // of threads
+  std::set<u64> stored;  // the ranges of global memory that it wrote
 };
 
 // Run one block. With `traces`, one for each warp is written, and nothing to global memory. With `proves`, races and
