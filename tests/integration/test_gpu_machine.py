@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import pathlib
 import subprocess
 import sys
@@ -314,3 +315,14 @@ def test_conflicts_and_scattered_writes_take_time(driver: pathlib.Path) -> None:
     one_word, two, all_threads = (cycles(stride, 1)[0] for stride in (1, 2, 32))
     assert one_word < two < all_threads / 4
     assert cycles(1, 8)[1] - cycles(1, 1)[1] >= (128 - 16) * 32
+
+
+def test_an_estimate_is_the_same_wherever_memory_is(driver: pathlib.Path) -> None:
+    """Addresses that this machine gives decide nothing."""
+    library, cubin = gpu_time.open_driver(str(driver)), assemble(EACH.format("float", "a[i] + b[i]"))
+    sizes = (1 << 20, 1 << 20, 1 << 20, 1 << 18)
+    taken, seconds = [], set()
+    for pages in (1, 7, 300):
+        taken.append(mmap.mmap(-1, pages * mmap.PAGESIZE))
+        seconds.add(gpu_time.estimate(library, cubin, "f", (2048, 1, 1), (128, 1, 1), sizes, NANO))
+    assert len(seconds) == 1

@@ -7,6 +7,7 @@
 // on a Jetson TX2 (benchmarks/gpu_estimates.py); the rest is assumed and hardly matters.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -146,9 +147,14 @@ class Play {
       steps_.push_back({slots_of(op), conflicts_of(op, kept)});
       kept = op.reuse;
     }
-    for (const auto& [begin, end] : warm) {
+    place();
+    std::vector<std::pair<u64, u64>> order(warm.begin(), warm.end());
+    std::sort(order.begin(), order.end(), [this](const auto& one, const auto& other) {
+      return to_place(one.first / kSector) < to_place(other.first / kSector);
+    });
+    for (const auto& [begin, end] : order) {
       u64 from = end - begin > machine.l2_bytes ? end - machine.l2_bytes : begin;
-      for (u64 sector = from / kSector; sector < end / kSector; ++sector) *l2_.find(sector) = -1;
+      for (u64 sector = from / kSector; sector < end / kSector; ++sector) *l2_.find(to_place(sector)) = -1;
     }
     threads_ = launch.block[0] * launch.block[1] * launch.block[2];
     blocks_ = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
@@ -190,6 +196,27 @@ class Play {
   }
 
  private:
+  // Give what the parameters point to addresses in their order: where this machine has it must not decide the time.
+  void place() {
+    u64 next = u64{1} << 30;
+    for (auto [offset, size] : kernel_.parameters) {
+      u64 value = 0;
+      if (size == 8 && offset + size <= launch_.parameters.size()) {
+        std::memcpy(&value, &launch_.parameters[offset], sizeof(value));
+      }
+      auto after = memory_.upper_bound(value);
+      if (after == memory_.begin() || value >= std::prev(after)->second) continue;
+      auto [begin, end] = *std::prev(after);
+      if (placed_.try_emplace(begin, next).second) next += (end - begin + kLine - 1) / kLine * kLine + kLine;
+    }
+  }
+  u64 to_place(u64 sector) const {
+    auto after = placed_.upper_bound(sector * kSector + kSector - 1);
+    if (after == placed_.begin()) return sector;
+    auto [begin, to] = *std::prev(after);
+    return sector - begin / kSector + to / kSector;
+  }
+
   u32 count_resident() const {
     u32 warps = (threads_ + 31) / 32, registers = (kernel_.registers * 32 + 255) / 256 * 256;
     u32 fits = registers ? machine_.registers / kSchedulers / registers * kSchedulers / warps : machine_.blocks;
@@ -325,7 +352,7 @@ class Play {
     *reads = processor->pipe_free[pipe] + kOperandCycles;
     *arrives = from + kHitLatency;
     for (u32 i = 0; i < access.sectors; ++i) {
-      u64 sector = warp->trace->sectors[warp->sector++];
+      u64 sector = to_place(warp->trace->sectors[warp->sector++]);
       bool loads = op.code == Code::LDG;
       double* here = loads && op.mode == 2 ? processor->l1[pipe]->find(sector) : nullptr;
       if (here && *here != kNever) {
@@ -383,6 +410,7 @@ class Play {
   const Machine& machine_;
   Cache l2_;
   std::vector<Step> steps_;
+  std::map<u64, u64> placed_;  // by begin of a range: its address here
   u32 threads_ = 0;
   u64 blocks_ = 0, next_ = 0, last_ = 0, running_ = 0;
   double l2_free_ = 0, end_ = 0;
