@@ -103,7 +103,7 @@ def estimate(
         device.pair_slots,
         device.vector_turns,
     )
-    found = (ctypes.c_double * 3)()
+    found = (ctypes.c_double * 2)()
     values = (ctypes.c_ulonglong * len(arguments))(*arguments)
     size = ctypes.c_size_t(len(cubin))
     count = len(arguments)

@@ -306,7 +306,7 @@ def test_conflicts_and_scattered_writes_take_time(driver: pathlib.Path) -> None:
 
     def cycles(stride: int, pitch: int) -> tuple[float, float]:
         cubin = assemble(CONFLICT.replace("STRIDE", str(stride)).replace("PITCH", str(pitch)))
-        found = (ctypes.c_double * 3)()
+        found = (ctypes.c_double * 2)()
         sizes, values = (ctypes.c_uint * 7)(8, 1, 1, 128, 1, 1, 0), (ctypes.c_ulonglong * 2)(1 << 20, 1 << 20)
         given = (ctypes.c_double * 6)(1, 4096, 170, 16, 2, 1)
         library.farm_gpu_estimate(cubin, ctypes.c_size_t(len(cubin)), b"f", sizes, 2, values, given, found)

@@ -74,6 +74,15 @@ void read_info(const std::vector<u8>& info, Kernel* kernel) {
   }
 }
 
+// What is at fixed places before the parameters, and the most shared memory that a block can have.
+constexpr u32 kLeastParametersAt = 0x24, kMostSharedBytes = 96 << 10;
+
+void require_sound(const Kernel& kernel) {
+  bool sound = kernel.parameters_at >= kLeastParametersAt && kernel.shared_bytes <= kMostSharedBytes;
+  for (auto [offset, size] : kernel.parameters) sound = sound && u64{offset} + size <= kernel.parameter_bytes;
+  if (!sound) throw std::string("a kernel without sound parameters");
+}
+
 }  // namespace
 
 std::map<std::string, Kernel> read_cubin(const u8* data, size_t size) {
@@ -102,6 +111,7 @@ std::map<std::string, Kernel> read_cubin(const u8* data, size_t size) {
       }
     }
   }
+  for (const auto& [name, kernel] : found) require_sound(kernel);
   return found;
 }
 

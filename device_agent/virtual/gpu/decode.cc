@@ -415,7 +415,7 @@ void Reader::read_rest() {
       if (!wide) op_.logic = static_cast<u8>(get(44, 2)), op_.p0 = static_cast<u8>(op_.logic ? get(48, 3) : 7);
       break;
     case Code::LOP3:
-      operands(form_ != I || true);
+      operands(true);
       op_.mode = static_cast<u8>(get(form_ == R ? 28 : 48, 8));
       if (form_ == R) op_.logic = static_cast<u8>(get(36, 2)), op_.p0 = static_cast<u8>(op_.logic ? get(48, 3) : 7);
       break;

@@ -608,8 +608,9 @@ FARM_ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   launch.parameters.resize(kernel->kernel->parameter_bytes);
   for (size_t i = 0; i < kernel->kernel->parameters.size(); ++i) {
     auto [offset, size] = kernel->kernel->parameters[i];
-    if (offset + size <= launch.parameters.size()) std::memcpy(&launch.parameters[offset], arguments[i], size);
+    std::memcpy(&launch.parameters[offset], arguments[i], size);
   }
+  sass::bind(&launch);
   return launch_kernel(launch);
 }
 
@@ -623,8 +624,8 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches(
 
 // Beyond CUDA: estimate a kernel of a cubin on memory of its own. `sizes`: grid, block, bytes of dynamic shared memory.
 // `arguments`: for each of `count` parameters the bytes that a pointer is for, or the value. `machine`: processors,
-// bytes of L2, cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory,
-// resident blocks. Returns a message, empty where all went well.
+// bytes of L2, cycles of the memory's latency, and the three fitted constants. `found`: cycles, bytes from memory.
+// Returns a message, empty where all went well.
 extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(const unsigned char* cubin, size_t size,
                                                                                 const char* name, const unsigned* sizes,
                                                                                 unsigned count,
@@ -651,12 +652,13 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_estimate(
       }
       std::memcpy(&launch.parameters[offset], &value, bytes);
     }
+    sass::bind(&launch);
     sass::Machine machine;
     machine.processors = static_cast<unsigned>(given[0]), machine.l2_bytes = static_cast<unsigned>(given[1]);
     machine.dram_latency = given[2], machine.port_bytes = given[3], machine.pair_slots = given[4];
     machine.vector_turns = given[5];
     sass::Time time = sass::play(launch, ranges, ranges, machine);
-    found[0] = time.cycles, found[1] = time.dram_bytes, found[2] = time.resident;
+    found[0] = time.cycles, found[1] = time.dram_bytes;
     message = time.fault;
     for (auto [begin, end] : ranges) munmap(reinterpret_cast<void*>(begin), end - begin);
   } catch (const std::string& words) { message = words; }

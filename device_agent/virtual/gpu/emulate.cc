@@ -35,6 +35,13 @@ bool compare_integers(u32 mode, bool is_signed, u32 a, u32 b) {
 }
 u32 join(u32 logic, u32 a, u32 b) { return logic == 0 ? a & b : logic == 1 ? a | b : a ^ b; }
 
+u32 read_constant(const Launch& launch, int bank, u32 offset) {
+  u32 value = 0;
+  auto found = launch.banks.find(bank);
+  if (found != launch.banks.end() && offset + 4 <= found->second.size()) std::memcpy(&value, &found->second[offset], 4);
+  return value;
+}
+
 // An entry of a warp's stack: threads that wait, and where they go on.
 struct Waiting {
   enum Kind { kParted, kSync, kBreak, kCall } kind;
@@ -64,7 +71,6 @@ class Block {
     u32 bytes = (kernel_.shared_bytes + launch.dynamic_bytes + 255) / 256 * 256;
     shared_.resize(bytes);
     if (proves) words_.resize(bytes / 4);
-    fill_constants();
   }
 
   Result run() {
@@ -82,7 +88,6 @@ class Block {
       }
       ++epoch_;
     }
-    result_.instructions = instructions_;
     return result_;
   }
 
@@ -93,29 +98,9 @@ class Block {
     bool shared_reads = false, written = false;
   };
 
-  void fill_constants() {
-    std::vector<u8> bank = std::vector<u8>(kernel_.parameters_at);
-    const u32 known[] = {launch_.block[0], launch_.block[1], launch_.block[2], launch_.grid[0],
-                         launch_.grid[1],  launch_.grid[2],  kLocalBytes};
-    std::memcpy(bank.data() + 8, known, sizeof(known));
-    bank.insert(bank.end(), launch_.parameters.begin(), launch_.parameters.end());
-    banks_ = kernel_.banks;
-    banks_[0] = bank;
-    for (const Constant& each : kernel_.constants) {
-      u32 value = each.bank < 0 ? each.offset : read_constant(each.bank, each.offset);
-      for (int l = 0; l < 32; ++l) constants_.push_back(value);
-    }
-  }
-
-  u32 read_constant(int bank, u32 offset) const {
-    u32 value = 0;
-    auto found = banks_.find(bank);
-    if (found != banks_.end() && offset + 4 <= found->second.size()) std::memcpy(&value, &found->second[offset], 4);
-    return value;
-  }
-
   void begin(u32 number, Warp* warp) {
-    warp->rows.assign(kFirstConstant * 32, 0);
+    // A vector's last registers may lie beyond those that code can name.
+    warp->rows.assign((kFirstConstant + 3) * 32, 0);
     u32 left = threads_ - number * 32;
     warp->active = left >= 32 ? kAll : (1u << left) - 1;
     for (const Op& op : kernel_.ops) {
@@ -137,7 +122,7 @@ class Block {
 
   void run_warp(Warp* warp);
   void leave(Warp* warp);
-  void special(const Op& op, Warp* warp, u32* out);
+  void special(const Op& op, u32* out);
   void shuffle(const Op& op, Warp* warp, u32 act, const u32* a, const u32* b, const u32* c);
   void load_or_store(const Op& op, Warp* warp, u32 act);
   u8* find(const Op& op, u64 address);
@@ -153,11 +138,9 @@ class Block {
   u32 index_[3], threads_, first_ = 0, epoch_ = 1;
   std::vector<u8> shared_;
   std::vector<Word> words_;
-  std::map<int, std::vector<u8>> banks_;
-  std::vector<u32> constants_;
   u64 known_begin_ = 1, known_end_ = 0;  // the range that was found last
   u64 stored_ = 0;                       // the range that was written last
-  u64 steps_ = 0, instructions_ = 0;
+  u64 steps_ = 0;
   Result result_;
 };
 
@@ -200,10 +183,9 @@ void Block::run_warp(Warp* warp) {
     const u32 act = warp->active & (op.guard_not ? ~guard : guard);
     if (trace_) trace_->steps.push_back(static_cast<u32>(warp->at));
     if (++steps_ > kMostSteps) return fail(Fault::kEndless, op, "never ends");
-    instructions_ += static_cast<u64>(__builtin_popcount(act));
     ++warp->at;
     auto source = [&](u16 number) -> const u32* {
-      return number < kFirstConstant ? warp->row(number) : constants_.data() + (number - kFirstConstant) * 32;
+      return number < kFirstConstant ? warp->row(number) : launch_.constants.data() + (number - kFirstConstant) * 32;
     };
     const u32 *a = source(op.a), *b = source(op.b), *c = source(op.c);
     u32* out = warp->row(op.dst);
@@ -575,7 +557,7 @@ void Block::run_warp(Warp* warp) {
         break;
       }
       case Code::S2R:
-        special(op, warp, made);
+        special(op, made);
         PUT_ROW(made);
         break;
       case Code::HADD2:
@@ -627,7 +609,7 @@ void Block::run_warp(Warp* warp) {
   }
 }
 
-void Block::special(const Op& op, Warp*, u32* out) {
+void Block::special(const Op& op, u32* out) {
   for (u32 l = 0; l < 32; ++l) {
     u32 thread = first_ + l, x = launch_.block[0], y = launch_.block[1];
     switch (op.shift) {
@@ -725,7 +707,7 @@ void Block::load_or_store(const Op& op, Warp* warp, u32 act) {
       if (place && proves_) prove(op, address, first_ + static_cast<u32>(l), !loads);
     } else if (op.code == Code::LDC) {
       for (int i = 0; i < words; ++i) {
-        u32 value = read_constant(op.shift, static_cast<u32>(address) / 4 * 4 + 4 * static_cast<u32>(i));
+        u32 value = read_constant(launch_, op.shift, static_cast<u32>(address) / 4 * 4 + 4 * static_cast<u32>(i));
         std::memcpy(constant + 4 * i, &value, 4);
       }
       place = constant + (op.width < 4 ? address % 4 : 0);
@@ -791,6 +773,21 @@ void Block::record(const u64* addresses, u32 act, u32 width, bool is_global) {
 }
 
 }  // namespace
+
+void bind(Launch* launch) {
+  const Kernel& kernel = *launch->kernel;
+  std::vector<u8> bank(kernel.parameters_at);
+  const u32 known[] = {launch->block[0], launch->block[1], launch->block[2], launch->grid[0],
+                       launch->grid[1],  launch->grid[2],  kLocalBytes};
+  std::memcpy(bank.data() + 8, known, sizeof(known));
+  bank.insert(bank.end(), launch->parameters.begin(), launch->parameters.end());
+  launch->banks = kernel.banks;
+  launch->banks[0] = bank;
+  for (const Constant& each : kernel.constants) {
+    u32 value = each.bank < 0 ? each.offset : read_constant(*launch, each.bank, each.offset);
+    launch->constants.insert(launch->constants.end(), 32, value);
+  }
+}
 
 Result run_block(const Launch& launch, const u32 index[3], const Ranges& memory, bool proves,
                  std::vector<Trace>* traces) {

@@ -165,9 +165,8 @@ class Play {
   }
 
   Time run() {
-    time_.resident = count_resident();
     u64 own = (blocks_ + machine_.processors - 1) / machine_.processors;
-    u64 resident = std::min<u64>(own, time_.resident), wave = resident * machine_.processors;
+    u64 resident = std::min<u64>(own, count_resident()), wave = resident * machine_.processors;
     u64 most = std::min<u64>(blocks_, static_cast<u64>(kWaves * static_cast<double>(wave)) + wave);
     if (blocks_ > most) most = static_cast<u64>(kWaves) * wave;
     last_ = most;
@@ -191,7 +190,7 @@ class Play {
                     static_cast<double>(2 * wave);
       time_.cycles += pace * static_cast<double>(blocks_ - last_);
     }
-    time_.dram_bytes *= scale, time_.l2_bytes *= scale, time_.issued *= scale, time_.shared_turns *= scale;
+    time_.dram_bytes *= scale;
     return time_;
   }
 
@@ -310,7 +309,6 @@ class Play {
     Scheduler& scheduler = processor->schedulers[number];
     const Op& op = op_of(*warp);
     const Step& step = steps_[warp->trace->steps[warp->step]];
-    ++time_.issued;
     double slots = 1 + step.conflicts;
     scheduler.free = now + slots;
     if (step.slots > 1) scheduler.half_free = now + step.slots;
@@ -327,7 +325,6 @@ class Play {
           turns = std::max<double>(access.turns, machine_.vector_turns * op.width / 4.0);
           if (access.turns == 0) turns = 1;
         }
-        time_.shared_turns += turns;
         double from = std::max(now, processor->shared_free);
         processor->shared_free = from + turns;
         arrives = from + kSharedLatency + turns, reads = from + turns + kOperandCycles;
@@ -363,7 +360,6 @@ class Play {
       processor->port_free = sent + kSector / machine_.port_bytes;
       double served = std::max(processor->port_free, l2_free_);
       l2_free_ = served + kSector / std::max(kL2BytesPerCycle, machine_.l2_bytes / kL2BytesOfSlice);
-      time_.l2_bytes += kSector;
       double* there = l2_.find(sector);
       if (*there == kNever) {
         time_.dram_bytes += kSector;

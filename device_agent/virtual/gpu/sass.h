@@ -92,7 +92,7 @@ struct Kernel {
   std::vector<Op> ops;
   std::vector<Constant> constants;
   std::map<int, std::vector<u8>> banks;  // those with contents in the file
-  u32 registers = 0, shared_bytes = 0, local_bytes = 0, parameter_bytes = 0, parameters_at = 0x140;
+  u32 registers = 0, shared_bytes = 0, parameter_bytes = 0, parameters_at = 0x140;
   std::vector<std::pair<u32, u32>> parameters;  // offset and size of each
 };
 
@@ -108,7 +108,12 @@ struct Launch {
   u32 grid[3], block[3];
   u32 dynamic_bytes;
   std::vector<u8> parameters;
+  // By `bind`, once all else is known: the constant banks, and rows of the kernel's constants.
+  std::map<int, std::vector<u8>> banks = {};
+  std::vector<u32> constants = {};
 };
+
+void bind(Launch* launch);
 
 // One access to memory in a trace: turns of shared memory or lines of 128 bytes, and how many of `sectors` are its own.
 struct Access {
@@ -132,7 +137,6 @@ enum class Fault { kNone, kAddress, kAlignment, kRace, kUnwritten, kEndless, kIn
 struct Result {
   Fault fault = Fault::kNone;
   std::string words;
-  u64 instructions = 0;  // of threads
   std::set<u64> stored;  // the ranges of global memory that it wrote
 };
 
@@ -152,8 +156,7 @@ struct Machine {
 };
 
 struct Time {
-  double cycles = 0, dram_bytes = 0, l2_bytes = 0, issued = 0, shared_turns = 0;
-  u32 resident = 0;
+  double cycles = 0, dram_bytes = 0;
   std::string fault;  // in words
 };
 
