@@ -17,7 +17,8 @@ from farm.search.families.dense import Batched, Dense, Dots, Grouped
 from farm.search.families.depthwise import Depthwise
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family, Plan, Prediction, Unit
-from farm.search.families.gpu import GpuFlat, GpuNorms, GpuSums, GpuTiles
+from farm.search.families.gpu import GpuFlat, GpuNorms, GpuSums
+from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.strips import Pooled, Separable
