@@ -136,17 +136,15 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     host = target.host_target(2)
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
     kernels, results, inputs = {}, {}, {}
-    for number, (name, (family, shapes, build)) in enumerate(CASES.items()):
-        function = channel_padding.join(build_canonical(shapes, build, target.make_target(host)))
-        module = tvm.IRModule({"main": function})
+    for number, name in enumerate(CASES):
+        module, scheduled = make_case(name, config)
         library = tvm.compile(module, target=target.make_target(host))
         draw = np.random.default_rng(0)
         infos = ArgInfo.from_entry_func(module, remove_preproc=False)
         arrays = [draw.standard_normal([int(d) for d in info.shape]).astype(str(info.dtype)) for info in infos]
         np.savez(folder / f"case{number}.npz", *arrays)
-        results[name] = [_run(library, function, ["main"])["main"]]
-        for label, schedule in (("first", 0), ("drawn", None)):
-            kernels[f"case{number}_{label}"] = _schedule(module, config, family, schedule, name)
+        results[name] = [_run(library, module["main"], ["main"])["main"]]
+        kernels |= {f"case{number}_{label}": function for label, function in scheduled.items()}
         inputs[name] = number
     module = tvm.IRModule({key: function.with_attr("global_symbol", key) for key, function in kernels.items()})
     (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
@@ -157,6 +155,15 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     for name, number in inputs.items():
         results[name] += [np.load(folder / f"case{number}_{label}.npy") for label in ("first", "drawn")]
     return results
+
+
+def make_case(name: str, config: Any) -> tuple[Any, dict[str, Any]]:
+    """A case's module before it is scheduled, and its function by the first plan and by a drawn one."""
+    tvm, (family, shapes, build) = tvm_env.load(), CASES[name]
+    host = target.make_target(config["host"])
+    module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, host))})
+    plans = {"first": 0, "drawn": None}
+    return module, {label: _schedule(module, config, family, index, name) for label, index in plans.items()}
 
 
 def _schedule(module: Any, config: Any, family: str, index: int | None, name: str) -> Any:
