@@ -121,7 +121,6 @@ class GpuTiles:
         # Indexed by the block's own loops, so that a tile stages its own elements. A pad is checked while staging.
         held = schedule.reindex(main, ("read", facts.data_at))
         schedule.set_scope(held, 0, "shared")
-        checked = facts.pad is not None
         if facts.pad:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
         last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
@@ -140,16 +139,31 @@ class GpuTiles:
         mine = schedule.get_loops(main)[-len(schedule.get(main).iter_vars) :]
         sums = [mine[axis.at] for axis in facts.sums]
         results = [loop for at, loop in enumerate(mine) if at not in {axis.at for axis in facts.sums}]
+        if plan["steps"] > facts.sums[-1].extent:
+            sums = [*sums[:-2], schedule.fuse(*sums[-2:])]
         stage, step = schedule.split(sums[-1], [None, plan["steps"]])
         # Unrolled steps let the compiler read a pixel's next elements at once.
-        step, unrolled = schedule.split(step, [None, min(_UNROLLED, plan["steps"])])
+        unrolled = max(n for n in loops.divisors(plan["steps"]) if n <= _UNROLLED)
+        step, unrolled = schedule.split(step, [None, unrolled])
         schedule.reorder(*sums[:-1], stage, step, unrolled, *results)
         schedule.unroll(unrolled)
-        lanes = 1 if checked or plan["steps"] % 4 else 4
+        stage = schedule.fuse(*sums[:-1], stage)
+        threads = plan["wide"] * plan["far"]
         for at in range(len(schedule.get(main).reads)):
             is_data = at == facts.data_at
             copy = held if is_data else schedule.cache_read(main, at, "shared")
             schedule.compute_at(copy, stage, preserve_unit_loops=True)
-            wanted = lanes if is_data else 4 if plan["wide"] * plan["channels"] % 4 == 0 else 1
-            gpu_cost.give_to_threads(schedule, copy, plan["wide"] * plan["far"], wanted)
-        schedule.decompose_reduction(main, sums[0] if len(sums) > 1 else stage)
+            side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
+            run = plan["steps"] if is_data else side
+            gpu_cost.give_to_threads(schedule, copy, threads, _count_lanes(side * plan["steps"], threads, run))
+            schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+        # While one stage is computed, the next is loaded into registers, then stored to the other half of the memory.
+        schedule.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        schedule.annotate(stage, "software_pipeline_order", [0, 3, 1, 4, 2])
+        schedule.decompose_reduction(main, stage)
+
+
+def _count_lanes(count: int, threads: int, run: int) -> int:
+    """Return the elements that a thread stages at a time: most that leave no thread without, in runs of `run`."""
+    lanes = [n for n in (4, 2, 1) if run % n == 0]
+    return next((n for n in lanes if count % (n * threads) == 0), lanes[0])
