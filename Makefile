@@ -24,7 +24,7 @@ MORE_JOBS ?= 4
 TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
-.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx test-gpu test-torch \
+.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
 	test-ray-floor check lint unit bench generated kept-emulations docs pictures images dist dist-check sbom release lock clean
 
 help:
@@ -35,7 +35,8 @@ help:
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
 	@echo "make test-real-kernel-core  the quick core of them"
 	@echo "make test-onnx    ONNX's own tests of its operators, against the verdicts that are expected"
-	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
+	@echo "make gpu-bundle   build/gpu-bundle.tar.gz: kernels and models for a machine with an NVIDIA GPU"
+	@echo "make test-gpu     build it, and run it on this machine"
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
@@ -100,9 +101,12 @@ test-real-kernel-core: setup
 test-onnx: setup
 	@$(BIN)/python -m tests.onnx_suite.suite $(ARGS)
 
-# On a machine with an NVIDIA GPU and its driver.
-test-gpu: setup
-	@$(BIN)/python -m pytest -v tests/gpu $(ARGS)
+# A folder that runs on any machine with an NVIDIA GPU and its driver (docs/gpu.md).
+gpu-bundle: setup
+	@$(BIN)/python -m tests.gpu.bundle $(ARGS)
+
+test-gpu: gpu-bundle
+	@$(BIN)/python build/gpu-bundle/run
 
 # The oldest Ray that pyproject.toml takes, in place of the pinned one, which all other tests run with; ARGS goes to pytest.
 RAY ?= $(shell sed -n 's/^ *"ray>=\([0-9.]*\)",$$/\1/p' pyproject.toml)

@@ -229,6 +229,17 @@ def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
     return to_table(head, _rows(results, "rows", ("group", "kernels", "rank", "rank_of_shares", "factor", *errors)))
 
 
+def make_bundle(results: list[dict[str, Any]]) -> str:
+    """Say on which GPUs `gpu-bundle/run` ran: keep its file as results/<card>/gpu_bundle.json."""
+    head = ("card", "driver", "commit", "checks", "wrong", "not reached")
+    rows: list[Row] = []
+    for each in results:
+        found = each["figures"]
+        card = (found["card"]["name"], found["card"].get("driver"))
+        rows.append((*card, each["commit"], found["checks"], len(found["wrong"]), len(found["not_reached"])))
+    return to_table(head, rows) if results else "No card yet.\n"
+
+
 def make_published(results: list[dict[str, Any]]) -> str:
     """Compare estimated latencies of ncnn's library with its published ones: one row per board and thread count."""
     found: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -284,6 +295,7 @@ TABLES = {
     "emulated_instructions": make_instructions,
     "gpu_prices": make_gpu,
     "gpu_estimates": make_gpu_estimates,
+    "gpu_bundle": make_bundle,
     "published_prices": make_published,
     "sweep_accuracy": make_sweeps,
     "single_figures": make_single,

@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("FARM_ZIG_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"))
 
 _HERE = pathlib.Path(__file__).parent
-_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu", "torch")
+_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "torch")
 # They are cheap: `make test` runs them all. Of the others it runs what is marked.
 _ALWAYS_CORE = ("unit", "contract")
 # The files that take longest, longest first, and then the folders by what their files take: a process that begins a
