@@ -87,7 +87,8 @@ Weights = Annotated[
         "--weights",
         metavar="float32|bf16|bf16-all|fp16",
         help="Weights of products and convolutions as they are; in 16 bits where that is predicted to be faster; all "
-        "that can be in 16 bits, for a smaller library; or weights and arithmetic in 16 bits, on Arm cores that can.",
+        "that can be in 16 bits, for a smaller library; or weights and arithmetic in 16 bits, on Arm cores that can "
+        "and on GPUs.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]

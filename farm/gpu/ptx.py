@@ -16,33 +16,7 @@ from pathlib import Path
 
 from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UnavailableError, UsageError
-
-# TVM's source includes two slow headers of libcu++; these stubs are all that it uses.
-_HEADERS = {
-    "cuda/std/cstdint": """#pragma once
-namespace cuda { namespace std {
-typedef signed char int8_t; typedef unsigned char uint8_t;
-typedef short int16_t; typedef unsigned short uint16_t;
-typedef int int32_t; typedef unsigned int uint32_t;
-typedef long long int64_t; typedef unsigned long long uint64_t;
-} }
-""",
-    "cuda/std/type_traits": """#pragma once
-namespace cuda { namespace std {
-template <class T, class U> struct is_same { static constexpr bool value = false; };
-template <class T> struct is_same<T, T> { static constexpr bool value = true; };
-template <class T, class U> inline constexpr bool is_same_v = is_same<T, U>::value;
-template <bool B, class T = void> struct enable_if {};
-template <class T> struct enable_if<true, T> { typedef T type; };
-template <bool B, class T, class U> struct conditional { typedef T type; };
-template <class T, class U> struct conditional<false, T, U> { typedef U type; };
-template <class T> struct is_integral { static constexpr bool value = T(1) / T(2) == T(0); };
-template <class T> struct is_signed { static constexpr bool value = T(-1) < T(0); };
-template <class T> struct is_unsigned { static constexpr bool value = !is_signed<T>::value; };
-template <class T> struct is_floating_point { static constexpr bool value = !is_integral<T>::value; };
-} }
-""",
-}
+from farm.gpu.headers import HEADERS
 
 
 def compile_ptx(source: str, arch: str) -> str:
@@ -53,16 +27,17 @@ def compile_ptx(source: str, arch: str) -> str:
     library = _load()
     program = ctypes.c_void_p()
     texts, names = (
-        (ctypes.c_char_p * len(_HEADERS))(*(each.encode() for each in words)) for words in (_HEADERS.values(), _HEADERS)
+        (ctypes.c_char_p * len(HEADERS))(*(each.encode() for each in words)) for words in (HEADERS.values(), HEADERS)
     )
     _check(
-        library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", len(_HEADERS), texts, names),
+        library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", len(HEADERS), texts, names),
         "nvrtcCreateProgram",
     )
     try:
         options = [
             f"--gpu-architecture={arch.replace('sm_', 'compute_')}",
             "--std=c++17",
+            "--disable-warnings",
             "--device-as-default-execution-space",
         ]
         words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

@@ -67,7 +67,7 @@ def test_pipelines_differ_in_their_weights_alone() -> None:
 
 
 def test_a_board_type_stores_weights_as_it_is_told() -> None:
-    """float32 changes nothing; an unknown word, a GPU, and a core without arithmetic in 16 bits are refused."""
+    """float32 changes nothing; GPUs take fp16 alone; unknown words and cores without 16-bit arithmetic are refused."""
     kind = require_board_type("jetson-nano")
     assert pipeline.store_weights(kind, "float32") == kind
     assert pipeline.store_weights(kind, "bf16").pipeline == "graph/2-bf16"
@@ -78,6 +78,7 @@ def test_a_board_type_stores_weights_as_it_is_told() -> None:
         pipeline.store_weights(kind, "fp16")
     with pytest.raises(UsageError, match="gpu/1 cannot store weights as bf16"):
         pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "bf16")
+    assert pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "fp16").pipeline == "gpu/1-fp16"
 
 
 def test_widening_takes_cycles_that_multiply() -> None:

@@ -38,7 +38,7 @@ class GpuTiles:
         found = reading.read_contraction(schedule)
         if found is None or found.group or len(found.channels) != 1 or len(found.pixels) != 1 or not found.sums:
             return None
-        if found.pixels[0].extent < _FEWEST_PIXELS or found.element_bytes != 4:
+        if found.pixels[0].extent < _FEWEST_PIXELS or found.element_bytes not in (2, 4):
             return None
         after = [name for name in (*found.between, found.last) if name != found.main]
         return found if all(gpu_cost.writes_once(schedule, name) for name in after) else None
@@ -143,12 +143,17 @@ class GpuTiles:
             sums = [*sums[:-2], schedule.fuse(*sums[-2:])]
         stage, step = schedule.split(sums[-1], [None, plan["steps"]])
         # Unrolled steps let the compiler read a pixel's next elements at once.
-        unrolled = max(n for n in loops.divisors(plan["steps"]) if n <= _UNROLLED)
-        step, unrolled = schedule.split(step, [None, unrolled])
+        few = max(n for n in loops.divisors(plan["steps"]) if n <= _UNROLLED)
+        step, unrolled = schedule.split(step, [None, few])
         schedule.reorder(*sums[:-1], stage, step, unrolled, *results)
         schedule.unroll(unrolled)
         stage = schedule.fuse(*sums[:-1], stage)
         threads = plan["wide"] * plan["far"]
+        if facts.element_bytes == 2 and few % 2 == 0:
+            # The compiler joins a pixel's loads of float32 itself.
+            near = schedule.cache_read(main, facts.data_at, "local")
+            schedule.compute_at(near, step, preserve_unit_loops=True)
+            schedule.vectorize(schedule.get_loops(near)[-1])
         for at in range(len(schedule.get(main).reads)):
             is_data = at == facts.data_at
             copy = held if is_data else schedule.cache_read(main, at, "shared")

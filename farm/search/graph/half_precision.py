@@ -25,7 +25,7 @@ from tvm.relax import transform
 from tvm.target import Target, codegen
 
 from farm.errors import ModelRefusedError, UsageError
-from farm.search import cores
+from farm.search import cores, gpus
 from farm.search.cores import Core
 from farm.search.families import facts
 from farm.search.families.dense import Dense, Grouped
@@ -50,7 +50,9 @@ _POLICIES = dict.fromkeys(_FOLLOW, 1) | dict.fromkeys(_STAY, 2)
 
 
 def require(target: Mapping[str, Any]) -> None:
-    """Raise UsageError where a target, in TVM's dict form, has no arithmetic on float16 vectors."""
+    """Raise UsageError where a target, in TVM's dict form, has no arithmetic on float16 vectors; every GPU has."""
+    if gpus.is_gpu(target):
+        return
     machine, mcpu = str(target.get("mtriple", "")).partition("-")[0], str(target.get("mcpu", ""))
     if machine != "aarch64" or not codegen.target_has_features(_FEATURE, Target(dict(target))):
         raise UsageError(

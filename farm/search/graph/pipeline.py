@@ -36,6 +36,7 @@ from farm.search.graph import (
     winograd,
 )
 from farm.search.tvm_errors import find_reason
+from farm.values import is_for_gpu
 
 # Calls that the executable makes itself; any other needs a function.
 _CALLS = frozenset(
@@ -171,8 +172,8 @@ _FLOAT32 = (
 _HALVED = (
     dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)
     for p in _FLOAT32
-    if p.canonical and p.prepack
-    for weights in half_precision.KNOWN[1:]
+    if p.canonical
+    for weights in (half_precision.KNOWN[1:] if p.prepack else (half_precision.FP16,))
 )
 PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
 
@@ -206,11 +207,12 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
     own = require_pipeline(kind.pipeline)
     for name, each in PIPELINES.items():
         if each == dataclasses.replace(own, name=name, weights=weights):
-            if weights == half_precision.FP16 and kind.target is not None:
+            if weights == half_precision.FP16 and kind.target is not None and not is_for_gpu(name):
                 half_precision.require(kind.target.to_tvm())
             return kind.model_copy(update={"pipeline": name})
     raise UsageError(
-        f"the graph pipeline {own.name} cannot store weights as {weights}", "Only CPU pipelines can, such as graph/2."
+        f"the graph pipeline {own.name} cannot store weights as {weights}",
+        "CPU pipelines such as graph/2 can; those of GPUs only compute in fp16.",
     )
 
 
