@@ -44,7 +44,7 @@ SECTOR_BYTES = 32
 # kernel launch 3 us on the device.
 _MEMORY_CYCLES, START_S = 350.0, 3e-6
 # Achievable share of peak memory bandwidth, and L2 sectors per cycle for one processor. Assumed.
-REACHED, _CACHE_SECTORS = 0.8, 2.0
+REACHED, _CACHE_SECTORS = 0.8, 0.5
 # Most independent FMAs of one thread.
 _MOST_PARALLEL = 6
 

@@ -161,11 +161,14 @@ class Map:
 
 # Elements of a window whose neighbours share them, as in pools and depthwise convolutions.
 _LEAST_WINDOW, _MOST_WINDOW = 4, 64
+# A thread's most columns and rows of such windows.
+_MOST_COLUMNS, _MOST_LINES = 13, 8
 
 
 class GpuFlat:
-    """One thread computes `each` contiguous results, in `columns` columns: element-wise functions, pools, depthwise
-    convolutions.
+    """One thread computes `each` contiguous results, in `columns` columns of `rows` rows.
+
+    Serves element-wise functions, pools and depthwise convolutions.
     """
 
     name = "gpu-flat"
@@ -180,19 +183,26 @@ class GpuFlat:
         full = sorted({_nearest(facts.extents, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
         windows = facts.main and len(facts.extents) > 2 and _LEAST_WINDOW <= facts.depth <= _MOST_WINDOW
-        columns = tuple(n for n in (7, 4, 2, 1) if facts.extents[-2] % n == 0) if windows else (1,)
-        return {"threads": threads or (64, 128, 256, 512), "each": each, "columns": columns}
+        columns, rows = (
+            tuple(n for n in reversed(loops.divisors(facts.extents[at])) if n <= most) if windows else (1,)
+            for at, most in ((-2, _MOST_COLUMNS), (-3, _MOST_LINES))
+        )
+        return {"threads": threads or (64, 128, 256, 512), "each": each, "columns": columns, "rows": rows}
 
     def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
-        columns, each = plan["columns"], plan["each"] * plan["columns"]
+        columns, rows = plan["columns"], plan["rows"]
+        each = plan["each"] * columns * rows
         *outer, _ = facts.extents or (1,)
         if columns > 1:
             outer[-1] //= columns
+        if rows > 1:
+            outer[-2] //= rows
         if facts.main and not gpu_cost.is_whole(plan["threads"], (*outer, facts.run // plan["each"])):
             return None
         # All threads read the same weights, so a warp's loads are contiguous where results are. Neighbouring columns
         # share what their windows read: here windows of three.
-        shared = (columns + 2) / (3 * columns) if columns > 1 else 1.0
+        tile = columns * rows
+        shared = (columns + 2) * (rows + 2) / (9 * tile) if tile > 1 else 1.0
         moved = facts.results * (facts.depth * facts.loads * shared + 1) * facts.element_bytes
         if not facts.follows:
             moved *= 4
@@ -201,7 +211,7 @@ class GpuFlat:
             threads=plan["threads"],
             multiplied=facts.depth * each,
             others=(facts.depth * (facts.loads + 2)) * (1 if facts.follows else each) + 4 * each + 8,
-            held=each * (facts.loads + 1),
+            held=each * (facts.loads + 1) if tile == 1 else plan["each"] * (tile + columns + 2),
             waits=1 + facts.depth / 16,
             moved_bytes=moved,
             far_bytes=float(facts.moved_bytes),
@@ -217,8 +227,9 @@ class GpuFlat:
         unrolled = []
         if plan["columns"] > 1:
             outer[-1], column = schedule.split(outer[-1], [None, plan["columns"]])
-            schedule.reorder(*outer, row, column, lane)
-            unrolled = [column]
+            outer[-2], line = schedule.split(outer[-2], [None, plan["rows"]])
+            schedule.reorder(*outer, row, line, column, lane)
+            unrolled = [line, column]
         block, thread = schedule.split(schedule.fuse(*outer, row), [None, plan["threads"]])
         schedule.bind(block, "blockIdx.x")
         schedule.bind(thread, "threadIdx.x")
