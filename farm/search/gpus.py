@@ -15,10 +15,10 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core
 from farm.settings import Settings
-from farm.values import is_for_gpu
+from farm.values import is_for_gpu, read_pipeline
 
-# The graph pipeline for GPUs; a board type with it is tuned and compiled for its GPU.
-PIPELINE = "gpu/1"
+# The graph pipelines for GPUs; a board type with one is tuned and compiled for its GPU.
+PIPELINE, EXACT_PIPELINE = "gpu/2", "gpu/2-exact"
 # The faster of a board's CPU and GPU; only `farm model compile` accepts it.
 BOTH = "both"
 # Entry in a target's `libs`: a virtual board emulates the GPU on the local CPU.
@@ -77,7 +77,8 @@ def require_device(board_type: BoardType, device: str) -> BoardType:
     if device == CPU:
         return board_type
     plan_gpu(board_type)
-    return board_type.model_copy(update={"pipeline": PIPELINE})
+    exact, _ = read_pipeline(board_type.pipeline)
+    return board_type.model_copy(update={"pipeline": EXACT_PIPELINE if exact else PIPELINE})
 
 
 def name_device(board_type: BoardType) -> str:

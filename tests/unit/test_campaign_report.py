@@ -189,7 +189,8 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         ("graph/2-exact", "--exact"),
         ("graph/2-bf16", "--weights bf16"),
         ("graph/2-exact-bf16-all", "--exact --weights bf16-all"),
-        ("gpu/1", "--device gpu"),
+        ("gpu/2", "--device gpu"),
+        ("gpu/2-exact", "--exact --device gpu"),
     ):
         changed = document | {"types": [document["types"][0] | {"pipeline": pipeline}]}
         command = next(each.command for each in catalogue.list_artifacts(changed))

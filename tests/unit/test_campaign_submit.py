@@ -65,6 +65,8 @@ def test_an_exact_campaign_orders_the_exact_pipeline() -> None:
     given = spec(search={"exact": True})
     order = make_order(gather(given), given, Settings(), "ana@desk")
     assert (kind.pipeline, order.types[0].pipeline) == ("graph/2", "graph/2-exact")
+    given = spec(search={"exact": True}, device="gpu")
+    assert make_order(gather(given), given, Settings(), "ana@desk").types[0].pipeline == "gpu/2-exact"
     assert order.search.exact
 
 

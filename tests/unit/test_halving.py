@@ -76,9 +76,9 @@ def test_a_board_type_stores_weights_as_it_is_told() -> None:
         pipeline.store_weights(kind, "fp8")
     with pytest.raises(UsageError, match="cortex-a57 cannot compute in 16 bits"):
         pipeline.store_weights(kind, "fp16")
-    with pytest.raises(UsageError, match="gpu/1 cannot store weights as bf16"):
-        pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "bf16")
-    assert pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "fp16").pipeline == "gpu/1-fp16"
+    with pytest.raises(UsageError, match="gpu/2 cannot store weights as bf16"):
+        pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "bf16")
+    assert pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "fp16").pipeline == "gpu/2-fp16"
 
 
 def test_widening_takes_cycles_that_multiply() -> None:

@@ -117,8 +117,12 @@ def _make() -> tuple[Any, Any, Any]:
 
     def run(module: Any, _: Any) -> Any:
         module = passes(module)
+        targets = {variable: (function.attrs or {}).get("target") for variable, function in module.functions_items()}
+        # The buffers of functions that launch kernels are a GPU's.
+        if any(target is not None and target.kind.name == "cuda" for target in targets.values()):
+            return module
         for variable, function in module.functions_items():
-            target = (function.attrs or {}).get("target")
+            target = targets[variable]
             if not isinstance(function, tirx.PrimFunc) or target is None or target.kind.name != "llvm":
                 continue
             if _has_known_sizes(function):

@@ -19,6 +19,7 @@ from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family, Plan, Prediction, Unit
 from farm.search.families.gpu import GpuFlat, GpuNorms, GpuSums
 from farm.search.families.gpu_tiles import GpuTiles
+from farm.search.families.gpu_winograd import GpuWinograd
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.strips import Pooled, Separable
@@ -47,7 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     Elementwise(),
 )
 
-GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
+GPU_FAMILIES: tuple[Family, ...] = (GpuWinograd(), GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
 
 
 def list_families(unit: Unit) -> tuple[Family, ...]:

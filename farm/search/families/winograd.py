@@ -79,11 +79,20 @@ class WinogradFacts:
 def count_direct_flop(module: Any) -> float | None:
     """Return the FLOP of the equivalent direct convolution; None for a function that is not Winograd."""
     schedule = tvm.s_tir.Schedule(module)
-    facts = Winograd().read(schedule)
-    if facts is None:
+    found = read_blocks(schedule)
+    if found is None:
         return None
-    results = math.prod(_extents(schedule.get(schedule.get_sblock(facts.blocks[-1]))))
-    return 2.0 * winograd.KERNEL**2 * facts.depth * results
+    _, _, _, products, _, result, *_ = (_extents(schedule.get(schedule.get_sblock(name))) for name in found[0])
+    return 2.0 * winograd.KERNEL**2 * products[-1] * math.prod(result)
+
+
+def read_blocks(schedule: Any) -> tuple[list[str], int] | None:
+    """Return the names of a function's blocks, and m; None where the fourth block has no mark of Winograd's."""
+    names = reading.list_blocks(schedule)
+    if len(names) < len(winograd.BLOCKS) or len(set(names)) < len(names):
+        return None
+    m = schedule.get(schedule.get_sblock(names[3])).annotations.get(winograd.MARK)
+    return None if m is None else (names, int(m))
 
 
 class Winograd:
@@ -93,13 +102,11 @@ class Winograd:
 
     def read(self, schedule: Any) -> WinogradFacts | None:
         """Read a function whose fourth block has Winograd's mark, with element-wise blocks after the sixth."""
-        names = reading.list_blocks(schedule)
-        if len(names) < len(winograd.BLOCKS) or len(set(names)) < len(names):
+        found = read_blocks(schedule)
+        if found is None:
             return None
+        names, m = found
         blocks = [schedule.get(schedule.get_sblock(name)) for name in names]
-        m = blocks[3].annotations.get(winograd.MARK)
-        if m is None:
-            return None
         _, _, batch, tall, wide, channels, depth = _extents(blocks[3])
         count = len(winograd.BLOCKS)
         cut = names.pop() if len(names) > count and reading.is_cut(schedule, names[-1]) else None
@@ -109,7 +116,7 @@ class Winograd:
             return None
         own, between = tuple(names[:count]), tuple(names[count - 1 : -1])
         size = reading.bytes_of(blocks[3].writes[0].source.dtype)
-        return WinogradFacts(int(m), batch, tall, wide, depth, channels, size, own, between, names[-1], cut)
+        return WinogradFacts(m, batch, tall, wide, depth, channels, size, own, between, names[-1], cut)
 
     def options(self, facts: WinogradFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
         """Offer `lanes`, `vectors`, `pixels` and `rows` of a register tile, rows of tiles per `unit`, and `order`.

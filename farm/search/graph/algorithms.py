@@ -16,31 +16,50 @@ from tvm import te, topi
 from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts, rule
+from farm.search.families.family import Unit
 from farm.search.graph import canonical, channel_padding, dots
-from farm.search.graph.winograd import KERNEL, Choose, Padding, Shape, make_function
+from farm.search.graph.winograd import KERNEL, Choose, Make, Padding, Shape, count_tiles, make_function, make_joined
 
 # F(2, 3) rounds better than a direct convolution, see the docstring of `winograd`.
 EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
-# A larger tile is less exact and predictions are within 10 %, so it must promise more.
-_GAIN = 0.9
+# A larger tile is less exact and predictions are within 10 %, on GPUs within 20 %, so it must promise more.
+_GAIN, _GPU_GAIN = 0.9, 0.8
+# Input channels below which a GPU's transforms outweigh the products.
+_FEWEST_INPUTS = 8
 # Fraction of the last-level cache that holds a convolution's weights until the next inference.
 _KEPT = 0.125
 
 
-def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
-    """Return a `choose` for `use_winograd` on a core; `exact` excludes what rounds worse than a direct convolution."""
+def choose_winograd(unit: Unit, *, exact: bool = False) -> Choose:
+    """Return a `choose` for `use_winograd` on a core or GPU; `exact` excludes what rounds worse than a direct one."""
+    make, gain = make_for(unit), _GAIN if isinstance(unit, Core) else _GPU_GAIN
 
     @functools.cache
     def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
-        direct = channel_padding.pad(make_direct(shape, channels, padding, dtype), core)
-        best, least = 0, predict_in_model(direct, core)
+        if shape[3] < _FEWEST_INPUTS and not isinstance(unit, Core):
+            return 0
+        direct = make_direct(shape, channels, padding, dtype)
+        direct = channel_padding.pad(direct, unit) if isinstance(unit, Core) else channel_padding.join(direct)
+        best, least = 0, predict_in_model(direct, unit)
         for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
-            seconds = predict_in_model(make_function(shape, channels, padding, m, dtype), core)
-            if seconds < _GAIN * least:
+            seconds = predict_in_model(make(shape, channels, padding, m, dtype), unit)
+            if seconds < gain * least:
                 best, least = m, seconds
         return best
 
     return choose
+
+
+def make_for(unit: Unit) -> Make:
+    """Return the `make` for `use_winograd`: on a GPU, all tiles are one loop that its tiles divide."""
+    if isinstance(unit, Core):
+        return make_function
+
+    def make(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> Any:
+        count = channel_padding.round_up(count_tiles(shape, padding, m))
+        return make_joined(shape, channels, padding, m, dtype, count)
+
+    return make
 
 
 def choose_panel(target: Any) -> dots.ChoosePanel:
@@ -55,19 +74,19 @@ def choose_panel(target: Any) -> dots.ChoosePanel:
     return choose
 
 
-def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
+def predict_in_model(function: Any, unit: Unit, weight_at: int = 1) -> float:
     """Predict the seconds of the best plan where most weights come from memory, as in a whole model.
 
-    Half of the transfer is hidden by computation. Infinite where no family has a plan. Line stalls are left out, since
-    not all families count them.
+    On a core, half of the transfer is hidden by computation. GPU families count it. Infinite where no family has a
+    plan. Line stalls are left out, since not all families count them.
     """
-    core = dataclasses.replace(core, line_wait=0.0)
-    outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
+    unit = dataclasses.replace(unit, line_wait=0.0) if isinstance(unit, Core) else unit
+    outlook = rule.read_outlook(tvm.IRModule({"main": function}), unit)
     plans = outlook.plans() if outlook is not None else []
-    if not plans:
-        return math.inf
-    fetched = max(0.0, facts.size_of(function.params[weight_at]) - kept_bytes(core))
-    return plans[0][0].seconds + fetched / core.memory_bytes_per_s / 2
+    if not plans or not isinstance(unit, Core):
+        return plans[0][0].seconds if plans else math.inf
+    fetched = max(0.0, facts.size_of(function.params[weight_at]) - kept_bytes(unit))
+    return plans[0][0].seconds + fetched / unit.memory_bytes_per_s / 2
 
 
 def kept_bytes(core: Core) -> float:

@@ -17,7 +17,7 @@ from tvm.relax import transform
 
 from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
-from farm.search import cores, gpus
+from farm.search import gpus
 from farm.search.graph import (
     algorithms,
     attention,
@@ -164,7 +164,8 @@ _FLOAT32 = (
     GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
     GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
     # For GPUs: weights keep their layout and are read in rows.
-    GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
+    GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="any"),
+    GraphPipeline(gpus.EXACT_PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="exact"),
     GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
     GraphPipeline("graph/1-nchw", None, prepack=True),
     GraphPipeline("graph/1-plain", None, prepack=False),
@@ -271,8 +272,9 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
             passes.append(half_precision.compute())
         passes += [channel_padding.widen(target), attention.pad(target)]
     if pipeline.winograd != "never":
-        core = cores.core_of(target.export())
-        passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
+        unit = gpus.unit_of(target.export())
+        choose = algorithms.choose_winograd(unit, exact=pipeline.winograd == "exact")
+        passes.append(winograd.use_winograd(choose, algorithms.make_for(unit)))
     if pipeline.canonical:
         passes += [dots.use_instruction(target, algorithms.choose_panel(target)), in_place_concat.mark()]
     if pipeline.polynomials:

@@ -28,6 +28,8 @@ Shape = tuple[int, int, int, int]
 Padding = tuple[int, int, int, int]
 # Returns m for a convolution (data shape, channels, padding, type); 0 to keep it direct.
 Choose = Callable[[Shape, int, Padding, str], int]
+# Makes the function of a convolution (data shape, channels, padding, m, type).
+Make = Callable[[Shape, int, Padding, int, str], Any]
 
 KERNEL = 3
 # The function's blocks in order; fused blocks follow them.
@@ -132,22 +134,13 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
 
     Tiles beyond the end are computed in full and cut.
     """
-    batch, height, width, depth = shape
-    top, left, bottom, right = padding
-    rows, columns = height + top + bottom - 2, width + left + right - 2
+    batch, _, _, depth = shape
+    rows, columns = count_results(shape, padding)
     alpha, tall, wide = m + 2, -(-rows // m), -(-columns // m)
     name = f"winograd{m}"
     data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
-    padded = te.compute(
-        (batch, tall * m + 2, wide * m + 2, depth),
-        lambda n, y, x, c: tirx.if_then_else(
-            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
-            data[n, y - top, x - left, c],
-            tirx.FloatImm(dtype, 0.0),
-        ),
-        name=f"{name}_pad",
-    )
+    padded = _pad(data, padding, (tall * m + 2, wide * m + 2), f"{name}_pad")
     strips = te.compute(
         (alpha, batch, tall, wide * m + 2, depth),
         lambda i, n, y, x, c: _choose(i, transform_data(m, [padded[n, y * m + a, x, c] for a in range(alpha)])),
@@ -181,8 +174,81 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
 
 
-def use_winograd(choose: Choose) -> Any:
-    """Make a Relax pass that computes convolutions by Winograd's algorithm, with the m of `choose`.
+@functools.cache
+def make_joined(shape: Shape, channels: int, padding: Padding, m: int, dtype: str, count: int) -> Any:
+    """Make the same function for a GPU: all tiles are one loop of `count` steps, and share no strips.
+
+    Steps beyond the last tile repeat it.
+    """
+    batch, _, _, depth = shape
+    rows, columns = count_results(shape, padding)
+    alpha, tall, wide = m + 2, -(-rows // m), -(-columns // m)
+    name = f"winograd{m}"
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
+    padded = _pad(data, padding, (tall * m + 2, wide * m + 2), f"{name}_pad")
+
+    def transform_column(i: Any, j: Any, p: Any, c: Any) -> Any:
+        tile = tirx.min(p, tirx.IntImm("int64", batch * tall * wide - 1))
+        n, y, x = tile // (tall * wide), tile // wide % tall, tile % wide
+        return _choose(i, transform_data(m, [padded[n, y * m + a, x * m + j, c] for a in range(alpha)]))
+
+    strips = te.compute((alpha, alpha, count, depth), transform_column, name=f"{name}_strips")
+    tiles = te.compute(
+        (alpha, alpha, count, depth),
+        lambda i, j, p, c: _choose(j, transform_data(m, [strips[i, a, p, c] for a in range(alpha)])),
+        name=f"{name}_tiles",
+    )
+    c = te.reduce_axis((0, depth), name="c")
+    products = te.compute(
+        (alpha, alpha, count, channels),
+        lambda i, j, p, o: te.sum(tiles[i, j, p, c] * weight[i, j, c, o], axis=c),
+        attrs={MARK: m, "schedule_rule": "None"},
+        name=f"{name}_products",
+    )
+    lines = te.compute(
+        (m, alpha, count, channels),
+        lambda i, j, p, o: _choose(i, transform_products(m, [products[a, j, p, o] for a in range(alpha)])),
+        name=f"{name}_lines",
+    )
+
+    def transform_row(n: Any, y: Any, x: Any, o: Any) -> Any:
+        tile = (n * tall + y // m) * wide + x // m
+        return _choose(x % m, transform_products(m, [lines[y % m, a, tile, o] for a in range(alpha)]))
+
+    result = te.compute((batch, rows, columns, channels), transform_row, name=f"{name}_conv2d")
+    return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+def count_tiles(shape: Shape, padding: Padding, m: int) -> int:
+    """Return the tiles of all images."""
+    rows, columns = count_results(shape, padding)
+    return shape[0] * -(-rows // m) * -(-columns // m)
+
+
+def count_results(shape: Shape, padding: Padding) -> tuple[int, int]:
+    """Return the rows and columns of the result."""
+    top, left, bottom, right = padding
+    return shape[1] + top + bottom - KERNEL + 1, shape[2] + left + right - KERNEL + 1
+
+
+def _pad(data: Any, padding: Padding, size: tuple[int, int], name: str) -> Any:
+    """Pad data to `size` rows and columns."""
+    batch, height, width, depth = data.shape
+    top, left, _, _ = padding
+    return te.compute(
+        (batch, *size, depth),
+        lambda n, y, x, c: tirx.if_then_else(
+            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
+            data[n, y - top, x - left, c],
+            tirx.FloatImm(data.dtype, 0.0),
+        ),
+        name=name,
+    )
+
+
+def use_winograd(choose: Choose, make: Make = make_function) -> Any:
+    """Make a Relax pass that computes convolutions by Winograd's algorithm: `choose` gives m, `make` the function.
 
     Eligible are constant 3x3 weights in HWIO with NHWC data, floats, stride and dilation 1, one group.
     """
@@ -209,7 +275,7 @@ def use_winograd(choose: Choose) -> Any:
             m = choose(shape, kernel.shape[3], padding, dtype)
             if not m:
                 return call
-            function = make_function(shape, kernel.shape[3], padding, m, dtype)
+            function = make(shape, kernel.shape[3], padding, m, dtype)
             # Private, since every public function is called main.
             called = self.builder_.add_func(function.without_attr("global_symbol"), f"winograd{m}_conv2d")
             return relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
