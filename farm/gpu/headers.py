@@ -32,13 +32,14 @@ template <class T> struct is_floating_point { static constexpr bool value = !is_
 
 # PTX without `.rn` lets ptxas contract products and sums, as it does for float32.
 _HALF = """#pragma once
+#include <cuda/std/type_traits>
 struct __half {
   unsigned short bits;
   __half() = default;
-  __half(const __half&) = default;
-  __half(const volatile __half& v) : bits(v.bits) {}
-  __half& operator=(const __half&) = default;
-  void operator=(const __half& v) volatile { bits = v.bits; }
+  // A template is no copy constructor: vectors of halves are copied as words only if copies are trivial.
+  template <class T, class = typename cuda::std::enable_if<cuda::std::is_same<T, __half>::value>::type>
+  __half(const volatile T& v) : bits(v.bits) {}
+  template <class T> void operator=(const T& v) volatile { bits = v.bits; }
   explicit __half(float v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v)); }
   template <class T> explicit __half(T v) : __half((float)v) {}
   operator float() const { float v; asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits)); return v; }
