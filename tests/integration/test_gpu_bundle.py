@@ -34,7 +34,7 @@ def run(bundle: pathlib.Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_a_bundle_checks_kernels_models_and_faults(bundle: pathlib.Path) -> None:
-    """All is right, timed beside an estimate, and examined; the agent survives every fault."""
+    """All is right in both precisions, timed beside an estimate, and examined; the agent survives every fault."""
     sanitizer = bundle.parent / "compute-sanitizer"
     sanitizer.write_text(SANITIZER)
     sanitizer.chmod(0o755)
@@ -51,6 +51,7 @@ def test_a_bundle_checks_kernels_models_and_faults(bundle: pathlib.Path) -> None
     ]
     families = {row["name"].partition(":")[0] for row in rows["kernel"]}
     assert families == {"gpu-tiles", "gpu-norm", "gpu-sums", "gpu-flat"}
+    assert [row["name"] for row in rows["model"]] == ["tiny-cnn", "half tiny-cnn"]
     assert all(row["median_s"] > 0 and row["estimate_s"] > 0 for row in rows["kernel"] + rows["model"])
     assert (bundle.parent / "gpu-bundle.tar.gz").exists()
 
@@ -76,5 +77,6 @@ def test_work_beyond_the_time_limit_is_listed(bundle: pathlib.Path) -> None:
     status, figures, table = run(bundle, "--minutes", "0.2")
     assert status == 0
     assert figures["checks"] == 0
-    assert len(figures["not_reached"]) == 13
-    assert "not reached: model: tiny-cnn" in table
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert len(figures["not_reached"]) == len(manifest["faults"]) + len(manifest["programs"])
+    assert "not reached: model: half tiny-cnn" in table
