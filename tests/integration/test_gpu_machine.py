@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
 import pathlib
@@ -30,6 +31,8 @@ EACH = (
 FLOATS = RNG.normal(size=(2, 500)).astype("float32") * 3
 WHOLE = RNG.integers(-(2**31), 2**31 - 1, (2, 500)).astype("int32")
 SMALL = np.where((few := RNG.integers(-9, 10, 500)) == 0, 3, few).astype("int32")
+# Every pair of them.
+EXTREMES = np.array(list(itertools.product([1e38, 1e-38, 0, 3, -1, 1e-40, np.inf, -np.inf, np.nan], repeat=2)), "f4").T
 
 
 def wrap(values: Any) -> Any:
@@ -89,8 +92,9 @@ ARITHMETIC: dict[str, tuple[str, str, Any, Any, Any]] = {
     "sum": ("float", "a[i] + b[i]", *FLOATS, lambda a, b: a + b),
     "fused": ("float", "fmaf(a[i], b[i], -1.5f)", *FLOATS, lambda a, b: (a.astype("f8") * b - 1.5).astype("f4")),
     "quotient": ("float", "a[i] / b[i]", *FLOATS, lambda a, b: a / b),
-    "quotient of extremes": ("float", "a[i] / b[i]", np.float32([1e38, 1e-38, 0, 3, -1, 1e-40]),
-                             np.float32([1e-3, 1e10, 0, np.inf, 0, 3]), lambda a, b: a / b),
+    "quotient of extremes": ("float", "a[i] / b[i]", *EXTREMES, lambda a, b: a / b),
+    "quotients of extremes": ("float", "a[i] / b[i] + b[i] / (a[i] + 1)", *EXTREMES,
+                              lambda a, b: a / b + b / (a + np.float32(1))),
     "root": ("float", "sqrtf(fabsf(a[i]))", *FLOATS, lambda a, b: np.sqrt(np.abs(a))),
     "exponential": ("float", "expf(a[i])", *FLOATS, lambda a, b: np.exp(a.astype("f8")).astype("f4")),
     "hyperbolic tangent": ("float", "tanhf(a[i])", *FLOATS, lambda a, b: np.tanh(a.astype("f8")).astype("f4")),

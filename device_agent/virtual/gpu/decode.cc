@@ -315,7 +315,8 @@ void Reader::read_rest() {
     case Code::FSET:
       operands(false), predicate_operand();
       op_.mode = static_cast<u8>(get(48, 4)), op_.logic = static_cast<u8>(get(45, 2));
-      flag(43, kNegateA), flag(54, kAbsoluteA), flag(53, kNegateB), flag(44, kAbsoluteB), flag(52, kFloat);
+      flag(43, kNegateA), flag(54, kAbsoluteA), flag(53, kNegateB), flag(44, kAbsoluteB), flag(52, kFloat),
+          flag(47, kCarryOut);
       break;
     case Code::FCMP: operands(true), op_.mode = static_cast<u8>(get(48, 4)); break;
     case Code::FCHK:
@@ -432,7 +433,7 @@ void Reader::read_rest() {
     case Code::ISET:
       operands(false), predicate_operand();
       op_.mode = static_cast<u8>(get(49, 3)), op_.logic = static_cast<u8>(get(45, 2));
-      flag(48, kSigned), flag(44, kFloat), require(!has(43), "takes a carry");
+      flag(48, kSigned), flag(44, kFloat), flag(47, kCarryOut), require(!has(43), "takes a carry");
       break;
     case Code::ICMP: operands(true), op_.mode = static_cast<u8>(get(49, 3)), flag(48, kSigned); break;
     case Code::PSETP:
@@ -485,7 +486,8 @@ void Reader::read_rest() {
       break;
     case Code::BRA:
       op_.mode = static_cast<u8>(get(0, 5)), branch();
-      require(op_.mode == 0xf || (op_.mode > 0 && op_.mode < 7), "depends on a condition code that is not known");
+      // 8: "or unordered", which results that are integers never are.
+      require(op_.mode == 0xf || (op_.mode & 7) % 7 != 0, "depends on a condition code that is not known");
       break;
     case Code::SSY:
     case Code::PBK:

@@ -203,6 +203,12 @@ void Block::run_warp(Warp* warp) {
       warp->sign = (sign & act) | (warp->sign & ~act);
       warp->zero = (zero & act) | (warp->zero & ~act);
     };
+    // For each thread true or false as a word.
+    auto put_truth = [&](u32 found) {
+      for (int l = 0; l < 32; ++l) made[l] = found >> l & 1 ? (f & kFloat ? 0x3f800000u : kAll) : 0u;
+      if (f & kCarryOut) put_codes(made);
+      PUT_ROW(made);
+    };
     // Sums of up to three words, with the carry of the lower word.
     auto add = [&](auto first, auto second, auto third) {
       if (!(f & (kCarryIn | kCarryOut))) {
@@ -290,8 +296,7 @@ void Block::run_warp(Warp* warp) {
         if (op.code == Code::FSETP) {
           put_predicates(join(op.logic, found, other), join(op.logic, ~found, other));
         } else {
-          found = join(op.logic, found, other);
-          PUT(found >> l & 1 ? (f & kFloat ? 0x3f800000u : kAll) : 0u);
+          put_truth(join(op.logic, found, other));
         }
         break;
       }
@@ -522,8 +527,7 @@ void Block::run_warp(Warp* warp) {
         if (op.code == Code::ISETP) {
           put_predicates(join(op.logic, found, other), join(op.logic, ~found, other));
         } else {
-          found = join(op.logic, found, other);
-          PUT(found >> l & 1 ? (f & kFloat ? 0x3f800000u : kAll) : 0u);
+          put_truth(join(op.logic, found, other));
         }
         break;
       }
@@ -535,7 +539,7 @@ void Block::run_warp(Warp* warp) {
         if (op.code == Code::PSETP) {
           put_predicates(found, join(op.logic2, ~join(op.logic, first, second), third));
         } else {
-          PUT(found >> l & 1 ? (f & kFloat ? 0x3f800000u : kAll) : 0u);
+          put_truth(found);
         }
         break;
       }
