@@ -28,26 +28,28 @@ tvm = tvm_env.load()
 
 HOST = target.host_target(2)
 NANO = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), HOST, simulated=True)
-# m, the shape of the data, channels, padding.
-CASES: list[tuple[int, Shape, int, Padding]] = [
-    (2, (1, 8, 8, 3), 5, (0, 0, 0, 0)),
-    (2, (2, 9, 10, 8), 8, ONES),
-    (2, (1, 14, 14, 16), 24, ONES),
-    (4, (1, 13, 11, 12), 20, ONES),
-    (4, (2, 7, 9, 20), 20, ONES),
-    (4, (1, 12, 17, 8), 7, (0, 1, 2, 1)),
-    (6, (1, 15, 15, 16), 16, ONES),
+# m, the shape of the data, channels, padding, type.
+CASES: list[tuple[int, Shape, int, Padding, str]] = [
+    (2, (1, 8, 8, 3), 5, (0, 0, 0, 0), "float32"),
+    (2, (2, 9, 10, 8), 8, ONES, "float32"),
+    (2, (1, 14, 14, 16), 24, ONES, "float32"),
+    (4, (1, 13, 11, 12), 20, ONES, "float32"),
+    (4, (2, 7, 9, 20), 20, ONES, "float32"),
+    (4, (1, 12, 17, 8), 7, (0, 1, 2, 1), "float32"),
+    (6, (1, 15, 15, 16), 16, ONES, "float32"),
+    (2, (1, 9, 7, 16), 24, ONES, "float16"),
+    (4, (1, 9, 9, 8), 8, ONES, "float16"),
 ]
 
 
-def make_function(m: int, shape: Shape, channels: int, padding: Padding) -> tuple[Any, dict[str, Any]]:
+def make_function(m: int, shape: Shape, channels: int, padding: Padding, dtype: str) -> tuple[Any, dict[str, Any]]:
     """The workload of a convolution with bias, where shapes allow a residual, and ReLU; its other arguments by name."""
     from tvm import relax
 
-    data, weights = make_data(shape, channels)
-    bias = np.linspace(-1, 1, channels, dtype="float32").reshape(1, 1, 1, channels)
+    data, weights = (each.astype(dtype) for each in make_data(shape, channels))
+    bias = np.linspace(-1, 1, channels, dtype=dtype).reshape(1, 1, 1, channels)
     expected = convolve(data, weights, padding) + bias
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     block = relax.BlockBuilder()
     with block.function("main", [x]):
         with block.dataflow():
@@ -64,7 +66,7 @@ def make_function(m: int, shape: Shape, channels: int, padding: Padding) -> tupl
     [workload] = workloads.extract(module, target.make_target(NANO), NANO, used.name)
     assert f"winograd{m}_conv2d_add" in workload.name
     arguments = [data, winograd.transform_weights(weights, m), bias]
-    result = np.zeros(expected.shape, "float32")
+    result = np.zeros(expected.shape, dtype)
     return tvm.ir.load_json(workload.module_json), {
         "arguments": [*arguments, result],
         "expected": np.maximum(expected, 0),
@@ -108,10 +110,10 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("label", ["first", "drawn"])
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: "F({}, 3) {}>{} {}".format(*CASES[number]))
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: "F({}, 3) {}>{} {} {}".format(*CASES[number]))
 def test_the_convolution_is_computed(number: int, label: str, errors: dict[str, float]) -> None:
     """Batches, tiles that reach over the end, odd channels, paddings, and what is fused; `prove` finds no race."""
-    assert errors[f"case{number}_{label}"] < 1e-5
+    assert errors[f"case{number}_{label}"] < (1e-5 if CASES[number][-1] == "float32" else 1e-2)
 
 
 def test_the_choice_follows_the_prediction() -> None:
