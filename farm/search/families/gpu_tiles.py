@@ -13,13 +13,18 @@ from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 from farm.search.gpus import TargetGpu
 
-# Threads of a block along one side, and in all; steps of the reduction that are unrolled.
-_MOST_SIDE, _MOST_THREADS, _UNROLLED = 32, 512, 8
-# Instructions to stage an element: with its address, or with a check for the border too.
-_MOVED, _CHECKED = 6, 8
-# Fitted to the estimates of 260 plans of convolutions on a Nano (`device_agent/virtual/gpu/play.cc`): the cycles until
-# a stage's operands are there, its other instructions, cycles of a turn, what warps of parts of rows cost, the rest.
-_STAGE_CYCLES, _STAGE_ISSUED, _TURN, _CROOKED, _SLOWER = 1000.0, 60.0, 0.8, 1.5, 1.5
+# Threads of a block along one side, and in all; steps of the reduction that are unrolled; registers of a thread.
+_MOST_SIDE, _MOST_THREADS, _UNROLLED, _MOST_REGISTERS = 32, 512, 8, 255
+# Warps of a processor share four schedulers. It exchanges so many bytes with L2 in a cycle (`play.cc`).
+_SCHEDULERS, _PORT_BYTES = 4, 16.0
+# Fitted to the estimates of 1,007 plans on a Nano: instructions of an FMA with what delays it, of a staged vector, more
+# where it is checked for the border or not all threads have one, and of a stage; the part of what is staged that is not
+# in L1; turns of shared memory for a word; the part of written bytes that delays.
+_FMA, _MOVED, _CHECKED, _GUARDED, _STAGE, _MISSED, _TURN, _WRITTEN = 1.22, 2.0, 6.7, 18.0, 11.5, 0.535, 0.91, 0.82
+# Elements of a vector, the widest first.
+_VECTORS = (4, 2, 1)
+# Beyond so many rounds of blocks, the last one need not be full.
+_FEW_ROUNDS = 4
 # Below this, threads that share reductions are faster (`GpuSums`).
 _FEWEST_PIXELS = 4
 
@@ -45,39 +50,44 @@ class GpuTiles:
 
     def options(self, facts: Contraction, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         area, line = facts.pixels[0].extent, facts.sums[-1].extent
+        row = math.prod(axis.extent for axis in facts.sums[-2:])
         return {
             "wide": tuple(n for n in loops.divisors(facts.channel) if n <= _MOST_SIDE),
             "channels": tuple(n for n in (1, 2, 4, 8) if facts.channel % n == 0),
             "far": tuple(n for n in loops.divisors(area) if n <= _MOST_SIDE),
-            "columns": tuple(n for n in (1, 2, 4, 7, 8) if area % n == 0),
-            "steps": tuple(n for n in (4, 8, 16, 32) if line % n == 0) or (line,),
+            "columns": tuple(n for n in (1, 2, 4, 5, 7, 8, 10, 14) if area % n == 0),
+            # Short lines of a first layer are staged together.
+            "steps": tuple(n for n in (4, 8, 16, 32) if line % n == 0) or (line, row),
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: TargetGpu) -> Prediction | None:
-        area = facts.pixels[0].extent
-        threads, pixels, channels = (
-            plan["wide"] * plan["far"],
-            plan["far"] * plan["columns"],
-            plan["wide"] * plan["channels"],
-        )
+        """Predict each stage by the scarcest of instructions, shared memory and L2, and the whole by memory."""
+        area, limits, size, steps = facts.pixels[0].extent, core.plan.limits, facts.element_bytes, plan["steps"]
+        threads = plan["wide"] * plan["far"]
+        pixels, channels = plan["far"] * plan["columns"], plan["wide"] * plan["channels"]
         if not WARP <= threads <= _MOST_THREADS or area % pixels or facts.channel % channels:
             return None
-        blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
-        own, steps = plan["columns"] * plan["channels"], plan["steps"]
-        warps = math.ceil(threads / WARP)
-        registers = min(255, max(WARP, own + 4 * plan["columns"] + plan["channels"] + gpu_cost.OTHER_REGISTERS))
-        shared_bytes = (pixels + channels) * steps * 4
-        limits = core.plan.limits
-        if shared_bytes > limits.shared_bytes or registers * warps * WARP > limits.registers:
+        warps, staged = math.ceil(threads / WARP), (pixels + channels) * steps
+        loaded = plan["columns"] * _widest(steps) + plan["channels"] + math.ceil(staged / threads)
+        registers = plan["columns"] * plan["channels"] + loaded + gpu_cost.OTHER_REGISTERS
+        allocated = math.ceil(warps / _SCHEDULERS) * _SCHEDULERS * WARP
+        shared_bytes = 2 * staged * size
+        if shared_bytes > limits.shared_bytes or registers > min(_MOST_REGISTERS, limits.registers // allocated):
             return None
-        resident = min(math.ceil(blocks / core.processors), count_resident(core.unit, threads, registers, shared_bytes))
-        issued, turns = self._count_stage(facts, plan, warps)
-        schedulers = core.unit.lanes / WARP
-        work = max(issued / schedulers, turns * _TURN)
-        # Other blocks work while one waits for its operands.
-        stage = max(resident * work, work + _STAGE_CYCLES) * (facts.depth // steps) / resident
-        cycles = _SLOWER * stage * math.ceil(blocks / core.processors / resident) * resident
-        data_asked, weights_asked = (blocks * facts.depth * side * 4.0 for side in (pixels, channels))
+        blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
+        own = blocks / core.processors
+        resident = min(math.ceil(own), count_resident(core.unit, threads, registers, shared_bytes))
+        words = warps * steps * (plan["columns"] + plan["channels"]) + staged / WARP
+        # Warps of a scheduler take turns at instructions, all warps at shared memory and at L2.
+        busy = resident * warps / _SCHEDULERS
+        issued = (busy + math.ceil(busy)) / 2 * self._count_issued(facts, plan)
+        turns = resident * words * _TURN * size / 4
+        near = resident * staged * _MISSED * size / _PORT_BYTES
+        rounds = own / resident if own > _FEW_ROUNDS * resident else math.ceil(own / resident)
+        stages = rounds * (facts.depth // steps)
+        written = rounds * resident * pixels * channels * _WRITTEN * size / _PORT_BYTES
+        cycles = stages * max(issued, turns, near) + written
+        data_asked, weights_asked = (float(blocks * facts.depth * side * size) for side in (pixels, channels))
         far_bytes = (
             count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
             + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
@@ -85,33 +95,27 @@ class GpuTiles:
         )
         far_s = far_bytes / core.memory_bytes_per_s
         terms = {
-            "compute": cycles,
+            "compute": stages * issued,
             "far": far_s * core.freq_hz,
-            "pad": turns * _TURN * blocks * (facts.depth // steps),
-            "balance": math.ceil(blocks / core.processors) * core.processors / blocks,
+            "pad": stages * turns,
+            "balance": math.ceil(own) / own,
             "steps": float(resident * warps),
         }
-        return Prediction(max(cycles / core.freq_hz, far_s) + START_S, terms)
+        # Traffic and work overlap, but not wholly.
+        return Prediction(math.hypot(cycles / core.freq_hz, far_s) + START_S, terms)
 
     @staticmethod
-    def _count_stage(facts: Contraction, plan: Plan, warps: int) -> tuple[float, float]:
-        """Count a block's warp instructions for one stage of `steps`, and its turns at shared memory.
-
-        Both operands are read as vectors, pixels along the reduction, channels along themselves, in turns of one word
-        of each thread; more turns where threads of a warp read one bank.
-        """
-        wide, steps, columns, channels = min(WARP, plan["wide"]), plan["steps"], plan["columns"], plan["channels"]
-        threads = plan["wide"] * plan["far"]
-        pixels = plan["far"] * columns
-        lanes = 4 if steps % 4 == 0 else 1
-        groups = max(1, min(WARP // wide, plan["far"]))
-        turns = columns * max(1.0, groups / lanes) + channels * max(1.0, wide * (2 if channels > 4 else 1) / WARP)
-        if WARP % plan["wide"] and plan["wide"] % WARP:
-            turns *= _CROOKED
-        fetched = pixels * steps * (_CHECKED if facts.pad else _MOVED / lanes) / threads
-        fetched += plan["wide"] * channels * steps * _MOVED / 4 / threads
-        step = columns * channels + columns / lanes + channels / min(4, channels)
-        return warps * (steps * step + fetched + _STAGE_ISSUED), warps * steps * turns
+    def _count_issued(facts: Contraction, plan: Plan) -> float:
+        """Count a warp's instructions for one stage of `steps`."""
+        steps, threads, wanted = plan["steps"], plan["wide"] * plan["far"], plan["channels"]
+        products = steps * (plan["columns"] * (wanted * _FMA + 1 / _widest(steps)) + wanted / _widest(wanted))
+        pixels, channels = plan["far"] * plan["columns"], plan["wide"] * wanted
+        copies = 0.0
+        for count, run, checked in ((pixels * steps, steps, facts.pad), (channels * steps, channels, None)):
+            lanes = _count_lanes(count, threads, run)
+            guarded = count % (lanes * threads) > 0
+            copies += math.ceil(count / lanes / threads) * (_MOVED + _CHECKED * bool(checked) + _GUARDED * guarded)
+        return products + copies + _STAGE
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""
@@ -128,13 +132,19 @@ class GpuTiles:
             schedule.set_scope(main, 0, "local")
         *before, pixel, channel = schedule.get_loops(last)
         pixel_block, far, column = schedule.split(pixel, [None, plan["far"], plan["columns"]])
-        channel_block, wide, vector = schedule.split(channel, [None, plan["wide"], plan["channels"]])
-        schedule.reorder(*before, pixel_block, channel_block, far, wide, column, vector)
+        # Neighbouring threads have neighbouring vectors of channels.
+        lanes = _widest(plan["channels"])
+        channel_block, vectors, wide, lane = schedule.split(
+            channel, [None, plan["channels"] // lanes, plan["wide"], lanes]
+        )
+        schedule.reorder(*before, pixel_block, channel_block, vectors, far, wide, column, lane)
         schedule.bind(schedule.fuse(*before, pixel_block, channel_block), "blockIdx.x")
+        if lanes < plan["channels"]:
+            schedule.bind(vectors, "vthread.x")
         inside = schedule.fuse(far, wide)
         schedule.bind(inside, "threadIdx.x")
-        if plan["channels"] > 1:
-            schedule.vectorize(schedule.split(vector, [None, min(4, plan["channels"])])[-1])
+        if lanes > 1:
+            schedule.vectorize(lane)
         schedule.compute_at(main, inside, preserve_unit_loops=True)
         mine = schedule.get_loops(main)[-len(schedule.get(main).iter_vars) :]
         sums = [mine[axis.at] for axis in facts.sums]
@@ -160,7 +170,12 @@ class GpuTiles:
             schedule.compute_at(copy, stage, preserve_unit_loops=True)
             side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
             run = plan["steps"] if is_data else side
-            gpu_cost.give_to_threads(schedule, copy, threads, _count_lanes(side * plan["steps"], threads, run))
+            lanes = _count_lanes(side * plan["steps"], threads, run)
+            if is_data and lanes == 1:
+                # Neighbouring threads stage neighbouring pixels.
+                own = schedule.get_loops(copy)[-len(schedule.get(copy).iter_vars) :]
+                schedule.reorder(*own[len(facts.batch) + 1 :], own[len(facts.batch)])
+            gpu_cost.give_to_threads(schedule, copy, threads, lanes)
             schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
         # While one stage is computed, the next is loaded into registers, then stored to the other half of the memory.
         schedule.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
@@ -170,5 +185,10 @@ class GpuTiles:
 
 def _count_lanes(count: int, threads: int, run: int) -> int:
     """Return the elements that a thread stages at a time: most that leave no thread without, in runs of `run`."""
-    lanes = [n for n in (4, 2, 1) if run % n == 0]
+    lanes = [n for n in _VECTORS if run % n == 0]
     return next((n for n in lanes if count % (n * threads) == 0), lanes[0])
+
+
+def _widest(run: int) -> int:
+    """Return the length of the widest vectors that make up so many elements."""
+    return next(n for n in _VECTORS if run % n == 0)

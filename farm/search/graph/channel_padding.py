@@ -21,6 +21,8 @@ from farm.search.cores import Core, find_core
 from farm.search.families import facts
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, Dense, step_cycles
 from farm.search.families.facts import Axis, Contraction
+from farm.search.families.family import Family, Unit
+from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.loops import divisors, join_pixels_written
 from farm.search.families.rule import Outlook
 from farm.search.graph import bindings, canonical
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 # Most additional pixels, and the fraction of the predicted time below which padding is used.
 _MOST_MORE, _GAIN = 7, 0.96
+# Sides of tiles of a GPU, which divide its pixels.
+_UNITS = (4, 7, 8, 14, 16, 28, 32, 56, 64)
 # Least steps of the innermost reduction loop, before which each pixel's address is computed (3x3/2 111x111x3>64 took
 # 1.07 times as long on Zen 3).
 _LEAST_LINE = 16
@@ -50,20 +54,23 @@ def pad_all(target: Any) -> Any:
             return module
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc):
-                module.update_func(variable, join(function) if core is None else pad(function, core))
+                module.update_func(variable, join(function, known) if core is None else pad(function, core))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="PadPixels")
 
 
-def join(function: Any) -> Any:
-    """Make the pixels of a contraction one loop, a little longer, that tiles of a GPU divide."""
+def join(function: Any, known: Mapping[str, Any]) -> Any:
+    """Make the pixels of a contraction one loop, a little longer, that the predicted best tile of a GPU divides."""
     schedule = bindings.schedule(function)
     found = facts.read_contraction(schedule)
     if found is None or found.group or not found.pixels or not canonical.is_in_order(found):
         return function
     area = math.prod(axis.extent for axis in found.pixels)
-    wanted = round_up(area)
+    gpu = gpus.gpu_of(known)
+    counts = sorted({area, *(-(-area // unit) * unit for unit in _UNITS if unit <= area)})
+    joined = {count: dataclasses.replace(found, pixels=(Axis(0, count),)) for count in counts}
+    wanted = min(counts, key=lambda count: _predict(joined[count], gpu, GpuTiles()))
     return function if wanted == area and len(found.pixels) == 1 else _try(function, schedule, found, wanted)
 
 
@@ -101,21 +108,21 @@ def padded(found: Contraction, core: Core) -> int:
         # Each pixel's address would take a register, which predictions ignore: 3x3 7x7x512>512 on a Cortex-A53 had a
         # prediction of 0.91, but 39 spills in its loop and 0.12 of the peak instead of 0.34 (llvm-mca).
         return 0
-    best, least = 0, _predict(found, core) * (_LANE_GAIN if core.lane_fma else _GAIN)
+    best, least = 0, _predict(found, core, Dense()) * (_LANE_GAIN if core.lane_fma else _GAIN)
     # A copy of a single pixel shares nothing: 1x1024 by 1024x1024 took 41 us instead of 23 (Zen 5).
     for count in range(area, area + 1 + (_MOST_MORE if area > 1 else 0)):
         joined = dataclasses.replace(found, pixels=(Axis(0, count),), between=())
-        seconds = _predict(joined, core, more=True)
+        seconds = _predict(joined, core, Dense(), more=True)
         if seconds < least:
             best, least = count, seconds
     return best
 
 
-def _predict(found: Contraction, core: Core, *, more: bool = False) -> float:
+def _predict(found: Contraction, unit: Unit, family: Family, *, more: bool = False) -> float:
     """Predict the seconds of the best plan; with `more` pixels, infinity where the prediction is known to be wrong."""
-    family = Dense()
-    plans = Outlook(family, found, core, family.options(found, core)).plans()
-    if not plans or (more and core.lane_fma and plans[0][1].get("steps", 1) == 1):
+    plans = Outlook(family, found, unit, family.options(found, unit)).plans()
+    lanes = isinstance(unit, Core) and unit.lane_fma
+    if not plans or (more and lanes and plans[0][1].get("steps", 1) == 1):
         # Tiles of 25 pixels by one vector without lane FMAs spill, since LLVM hoists loads (1x1 7x7x960>320 on a
         # Cortex-A53: predicted 0.85, but 36 spills and 0.15 of the peak instead of 0.19).
         return math.inf
