@@ -169,7 +169,7 @@ def make_case(name: str, config: Any) -> tuple[Any, dict[str, Any]]:
     """A case's module before it is scheduled, and its function by the first plan and by a drawn one."""
     tvm, (family, shapes, build) = tvm_env.load(), CASES[name]
     host = target.make_target(config["host"])
-    module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, host), config)})
+    module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, host), gpus.gpu_of(config))})
     plans = {"first": 0, "drawn": None}
     return module, {label: _schedule(module, config, family, index, name) for label, index in plans.items()}
 
@@ -218,7 +218,9 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     tvm, (shapes, build) = tvm_env.load(), OFFERED[name]
     host = target.host_target(2)
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
-    module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, target.make_target(host)), config)})
+    module = tvm.IRModule(
+        {"main": channel_padding.join(build_canonical(shapes, build, target.make_target(host)), config)}
+    )
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     context = traces.make_context(module, target.make_target(config))
     refused = []

@@ -17,6 +17,7 @@ from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts, rule
 from farm.search.families.family import Unit
+from farm.search.families.gpu_winograd import GpuWinograd
 from farm.search.graph import canonical, channel_padding, dots
 from farm.search.graph.winograd import KERNEL, Choose, Make, Padding, Shape, count_tiles, make_function, make_joined
 
@@ -39,7 +40,7 @@ def choose_winograd(unit: Unit, *, exact: bool = False) -> Choose:
         if shape[3] < _FEWEST_INPUTS and not isinstance(unit, Core):
             return 0
         direct = make_direct(shape, channels, padding, dtype)
-        direct = channel_padding.pad(direct, unit) if isinstance(unit, Core) else channel_padding.join(direct)
+        direct = channel_padding.pad(direct, unit) if isinstance(unit, Core) else channel_padding.join(direct, unit)
         best, least = 0, predict_in_model(direct, unit)
         for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
             seconds = predict_in_model(make(shape, channels, padding, m, dtype), unit)
@@ -56,8 +57,11 @@ def make_for(unit: Unit) -> Make:
         return make_function
 
     def make(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> Any:
-        count = channel_padding.round_up(count_tiles(shape, padding, m))
-        return make_joined(shape, channels, padding, m, dtype, count)
+        count = count_tiles(shape, padding, m)
+        function = make_joined(shape, channels, padding, m, dtype, count)
+        found = GpuWinograd().read(tvm.s_tir.Schedule(function))
+        wanted = channel_padding.choose_pixels(found.products, unit) if found is not None else count
+        return function if wanted == count else make_joined(shape, channels, padding, m, dtype, wanted)
 
     return make
 

@@ -25,6 +25,7 @@ from farm.search.families.family import Family, Unit
 from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.loops import divisors, join_pixels_written
 from farm.search.families.rule import Outlook
+from farm.search.gpus import TargetGpu
 from farm.search.graph import bindings, canonical
 from farm.search.graph.canonical import repeat
 
@@ -54,24 +55,30 @@ def pad_all(target: Any) -> Any:
             return module
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc):
-                module.update_func(variable, join(function, known) if core is None else pad(function, core))
+                module.update_func(
+                    variable, join(function, gpus.gpu_of(known)) if core is None else pad(function, core)
+                )
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="PadPixels")
 
 
-def join(function: Any, known: Mapping[str, Any]) -> Any:
-    """Make the pixels of a contraction one loop, a little longer, that the predicted best tile of a GPU divides."""
+def join(function: Any, gpu: TargetGpu) -> Any:
+    """Make the pixels of a contraction one loop, a little longer where its tiles then are better."""
     schedule = bindings.schedule(function)
     found = facts.read_contraction(schedule)
     if found is None or found.group or not found.pixels or not canonical.is_in_order(found):
         return function
+    area, wanted = math.prod(axis.extent for axis in found.pixels), choose_pixels(found, gpu)
+    return function if wanted == area and len(found.pixels) == 1 else _try(function, schedule, found, wanted)
+
+
+def choose_pixels(found: Contraction, gpu: TargetGpu) -> int:
+    """Return the number of pixels, the same or more, whose best tile on a GPU is predicted fastest."""
     area = math.prod(axis.extent for axis in found.pixels)
-    gpu = gpus.gpu_of(known)
     counts = sorted({area, *(-(-area // unit) * unit for unit in _UNITS if unit <= area)})
     joined = {count: dataclasses.replace(found, pixels=(Axis(0, count),)) for count in counts}
-    wanted = min(counts, key=lambda count: _predict(joined[count], gpu, GpuTiles()))
-    return function if wanted == area and len(found.pixels) == 1 else _try(function, schedule, found, wanted)
+    return min(counts, key=lambda count: _predict(joined[count], gpu, GpuTiles()))
 
 
 def round_up(area: int) -> int:
