@@ -17,10 +17,14 @@ from farm.search.gpus import TargetGpu
 _MOST_SIDE, _MOST_THREADS, _UNROLLED, _MOST_REGISTERS = 32, 512, 8, 255
 # Warps of a processor share four schedulers. It exchanges so many bytes with L2 in a cycle (`play.cc`).
 _SCHEDULERS, _PORT_BYTES = 4, 16.0
-# Fitted to the estimates of 1,007 plans on a Nano: instructions of an FMA with what delays it, of a staged vector, more
-# where it is checked for the border or not all threads have one, and of a stage; the part of what is staged that is not
-# in L1; turns of shared memory for a word; the part of written bytes that delays.
-_FMA, _MOVED, _CHECKED, _GUARDED, _STAGE, _MISSED, _TURN, _WRITTEN = 1.22, 2.0, 6.7, 18.0, 11.5, 0.535, 0.91, 0.82
+# Fitted to the estimates of 967 plans on a Nano (7 % off in the median): instructions of an FMA with what delays it, of
+# a staged vector, and of a stage; turns of shared memory for a word; the parts of staged and of written bytes that
+# delay; cycles until a block's first stage is there.
+_FMA, _MOVED, _STAGE, _TURN, _MISSED, _WRITTEN, _BEGUN = 1.29, 7.1, 50.0, 0.9, 0.77, 0.37, 400.0
+# More copies' time where each element's pixel is a remainder of no power of two.
+_DIVIDED = 4.0
+# Banks of shared memory.
+_BANKS = 32
 # Elements of a vector, the widest first.
 _VECTORS = (4, 2, 1)
 # Beyond so many rounds of blocks, the last one need not be full.
@@ -77,7 +81,7 @@ class GpuTiles:
         blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
         own = blocks / core.processors
         resident = min(math.ceil(own), count_resident(core.unit, threads, registers, shared_bytes))
-        words = warps * steps * (plan["columns"] + plan["channels"]) + staged / WARP
+        words = warps * steps * self._count_words(plan) + staged / WARP
         # Warps of a scheduler take turns at instructions, all warps at shared memory and at L2.
         busy = resident * warps / _SCHEDULERS
         issued = (busy + math.ceil(busy)) / 2 * self._count_issued(facts, plan)
@@ -86,7 +90,7 @@ class GpuTiles:
         rounds = own / resident if own > _FEW_ROUNDS * resident else math.ceil(own / resident)
         stages = rounds * (facts.depth // steps)
         written = rounds * resident * pixels * channels * _WRITTEN * size / _PORT_BYTES
-        cycles = stages * max(issued, turns, near) + written
+        cycles = stages * max(issued, turns, near) + written + rounds * _BEGUN / resident
         data_asked, weights_asked = (float(blocks * facts.depth * side * size) for side in (pixels, channels))
         far_bytes = (
             count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
@@ -110,12 +114,21 @@ class GpuTiles:
         steps, threads, wanted = plan["steps"], plan["wide"] * plan["far"], plan["channels"]
         products = steps * (plan["columns"] * (wanted * _FMA + 1 / _widest(steps)) + wanted / _widest(wanted))
         pixels, channels = plan["far"] * plan["columns"], plan["wide"] * wanted
-        copies = 0.0
-        for count, run, checked in ((pixels * steps, steps, facts.pad), (channels * steps, channels, None)):
-            lanes = _count_lanes(count, threads, run)
-            guarded = count % (lanes * threads) > 0
-            copies += math.ceil(count / lanes / threads) * (_MOVED + _CHECKED * bool(checked) + _GUARDED * guarded)
-        return products + copies + _STAGE
+        copies, lanes = 0.0, _count_lanes(pixels * steps, threads, steps)
+        for count, run in ((pixels * steps, steps), (channels * steps, channels)):
+            copies += math.ceil(count / _count_lanes(count, threads, run) / threads)
+        if lanes == 1 and pixels & (pixels - 1):
+            copies += _DIVIDED * math.ceil(pixels * steps / threads)
+        return products + copies * _MOVED + _STAGE
+
+    @staticmethod
+    def _count_words(plan: Plan) -> float:
+        """Count a warp's turns at shared memory for one step, of a word of each thread; more where banks are shared."""
+        wide, columns, channels = min(WARP, plan["wide"]), plan["columns"], plan["channels"]
+        others = max(1, min(WARP // wide, plan["far"]))
+        near = math.gcd(_BANKS, columns * plan["steps"]) / _BANKS
+        data = max(1.0, others * near / _widest(plan["steps"]))
+        return columns * data + channels * max(1.0, wide * channels / _BANKS / _widest(channels))
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""
