@@ -59,8 +59,10 @@ MOST_BYTES = 60_000_000
 _LEFT_OUT = ("ml-dtypes", "numpy", "prometheus-client")
 # A prime. Models are well-conditioned: resnet50's output changes by 3e-7 with the order of sums.
 _CYCLE = 1021
-# Largest error of float32 and float16, relative to the largest value of the reference.
-TOLERANCES = {"": 1e-4, families.HALF: 2e-2}
+# Largest error of kernels in float32 and float16, relative to the largest value of the reference.
+TOLERANCES = {"": 1e-4, families.HALF: 1e-2}
+# Layers propagate float16's rounding: yolov4-tiny is off by 1.9 % on the virtual GPU.
+_HALF_MODEL = 5e-2
 
 # Per faulty kernel: statements at its begin, the elements of its workspace, and the status of its run.
 FAULTS: dict[str, tuple[str, int, Status]] = {
@@ -178,7 +180,7 @@ class Bundle:
         entry, model = ZOO[name], shrink(ZOO[name].build())
         arguments = [(list(shape), entry.input_dtype) for shape in entry.input_shapes.values()]
         item = {"name": precision + name, "engine": Engine.RELAX_VM, "arguments": arguments}
-        item |= {"tolerance": TOLERANCES[precision]}
+        item |= {"tolerance": _HALF_MODEL if precision else TOLERANCES[precision]}
         pipeline = f"{gpus.PIPELINE}-fp16" if precision else gpus.PIPELINE
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         wanted = session.run(None, dict(zip(entry.input_shapes, check.draw(item).values(), strict=True)))
