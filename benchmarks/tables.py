@@ -217,8 +217,10 @@ def make_instructions(results: list[dict[str, Any]]) -> str:
 
 def make_gpu(results: list[dict[str, Any]]) -> str:
     """Compare estimated latencies of a GPU with TensorRT's published ones."""
-    head = ("model", "launches", "estimate, ms", "FMAs alone", "weights alone", "TensorRT, fp16", "estimate over it")
-    paths = ("model", "launches", "price_ms", "compute_ms", "memory_ms", "published_ms", "price_over_published")
+    ours = ("model", "precision", "launches", "estimate, ms", "FMAs alone", "weights alone", "error")
+    head = (*ours, "TensorRT, fp16", "estimate over it")
+    own = ("model", "precision", "launches", "price_ms", "compute_ms", "memory_ms", "error")
+    paths = (*own, "published_ms", "price_over_published")
     return to_table(head, _rows(results, "rows", paths))
 
 

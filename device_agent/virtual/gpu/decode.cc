@@ -525,10 +525,13 @@ void decode(const u64* words, size_t count, Kernel* kernel) {
   }
   // A high product of signed numbers adds partial products as signed numbers of 33 bits. CSFU would correct for adding
   // them as unsigned ones; its correction is not documented, and here the sum that takes its result is signed instead.
-  std::map<u16, bool> corrected;
+  std::map<u16, const Op*> corrected;
   for (Op& op : kernel->ops) {
     if (op.code == Code::IADD3 && op.mode == 1 && corrected[op.c]) op.flags |= kSigned;
-    corrected[op.dst] = op.code == Code::XMAD && op.mode == 3;
+    const Op*& before = corrected[op.dst];
+    // The opposite predicate writes other threads' registers.
+    if (before && before->guard == op.guard && before->guard_not != op.guard_not) continue;
+    before = op.code == Code::XMAD && op.mode == 3 ? &op : nullptr;
   }
   for (Op& op : kernel->ops) {
     if (op.target < 0) continue;
