@@ -117,10 +117,11 @@ def test_the_convolution_is_computed(number: int, label: str, errors: dict[str, 
 
 
 def test_the_choice_follows_the_prediction() -> None:
-    """A Nano gains from F(4, 3); many channels of few pixels are bound by weights; exact is F(2, 3) at most."""
+    """A Nano gains from large tiles; few pixels are bound by weights, few inputs by transforms; exact is F(2, 3)."""
     unit = gpus.unit_of(NANO)
     choose, exact = algorithms.choose_winograd(unit), algorithms.choose_winograd(unit, exact=True)
-    assert choose((1, 56, 56, 64), 64, ONES, "float32") == 4
+    assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
+    assert choose((1, 14, 14, 256), 256, ONES, "float32") == 4
     assert exact((1, 28, 28, 128), 128, ONES, "float32") == 2
     assert choose((1, 7, 7, 512), 512, ONES, "float32") in (0, 2)
-    assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0), "float32") == 0
+    assert choose((1, 112, 112, 3), 32, ONES, "float32") == 0

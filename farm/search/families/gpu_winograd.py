@@ -26,7 +26,7 @@ _PRODUCTS = GpuTiles()
 _THREADS = 128
 # Bytes that a processor exchanges with L2 in a cycle, which bounds transforms, and the share of loads of data that miss
 # L1, since tiles overlap. Fitted to estimates on a Nano (`device_agent/virtual/gpu/play.cc`).
-_PORT_BYTES, _MISSED = 16.0, 0.7
+_PORT_BYTES, _MISSED = 16.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
