@@ -222,7 +222,7 @@ def test_channels_are_filled_up_where_the_core_gains(
     costs much everywhere.
     """
     core = cores.core_of({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
-    assert channel_padding.widened(channels, core, 4, pixels) == wanted
+    assert channel_padding.widened(channels, 4, pixels, core=core) == wanted
 
 
 def weights_of(model: onnx.ModelProto) -> list[tuple[int, ...]]:

@@ -6,6 +6,7 @@ Only where the target's core is predicted to gain. Padded weights and addends ar
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 _MOST_MORE, _GAIN = 7, 0.96
 # Sides of tiles of a GPU, which divide its pixels.
 _UNITS = (4, 7, 8, 14, 16, 28, 32, 56, 64)
+# Channels of a thread.
+_GPU_CHANNELS = 8
 # Least steps of the innermost reduction loop, before which each pixel's address is computed (3x3/2 111x111x3>64 took
 # 1.07 times as long on Zen 3).
 _LEAST_LINE = 16
@@ -181,15 +184,22 @@ def widen(target: Any) -> Any:
     """Make a module pass that pads channels for a target (TVM's); does nothing for unknown cores."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        core = find_core(dict(target.export()))
-        if core is None:
-            return {}
-        return _Widening(builder, core).plan(function)
+        known = dict(target.export())
+        core = find_core(known)
+        if core is not None:
+            return _Widening(builder, functools.partial(widened, core=core)).plan(function)
+        return _Widening(builder, round_channels).plan(function) if gpus.is_gpu(known) else {}
 
     return bindings.rewriting_pass(run, "WidenChannels")
 
 
-def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int] = (1,)) -> int:
+def round_channels(channels: int, element_bytes: int, pixels: Sequence[int] = (1,)) -> int:
+    """Return the channels, or a few more that threads of a GPU divide in vectors."""
+    more = -(-channels // _GPU_CHANNELS) * _GPU_CHANNELS
+    return more if math.prod(pixels) > 1 and more - channels <= channels * _GAINS[0][0] else channels
+
+
+def widened(channels: int, element_bytes: int, pixels: Sequence[int] = (1,), *, core: Core) -> int:
     """Return the number of channels that takes the least time for `channels`: the same or more.
 
     `pixels` are the rows and columns of the result, which limit the tiles.
@@ -233,9 +243,9 @@ class _Wide:
 
 
 class _Widening:
-    def __init__(self, builder: Any, core: Core) -> None:
+    def __init__(self, builder: Any, count: Callable[[int, int, Sequence[int]], int]) -> None:
         self._builder = builder
-        self._core = core
+        self._count = count
         self._wide: dict[Any, _Wide] = {}
         self._cut: set[Any] = set()
 
@@ -309,7 +319,7 @@ class _Widening:
         if array.ndim < 2 or array.shape[-1] != channels:
             return None
         shape = bindings.static_shape(binding.var.ty) or (1,)
-        wanted = widened(channels, self._core, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
+        wanted = self._count(channels, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
         source = self._wide.get(data)
         if source is not None and source.channels > array.shape[-2] * (1 + _MOST_READ):
             source = None
