@@ -24,15 +24,10 @@ from device_agent.protocol.power import (
 )
 from device_agent.protocol.processors import (
     REACHED,
-    SECTOR_BYTES,
     START_S,
     WARP,
-    BlockWork,
     Processor,
     Segment,
-    count_cycles,
-    count_fetched,
-    count_resident,
     count_seconds,
     find_processor,
 )

@@ -6,7 +6,6 @@ Predictions of schedules and virtual boards share it; each counts a block's work
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,15 +37,9 @@ def count_seconds(
 
 
 WARP = 32
-# The smallest transfer from global memory.
-SECTOR_BYTES = 32
-# Assumed from microbenchmarks of these architectures (Jia et al. 2018, arXiv 1804.06826): memory latency 350 cycles,
-# kernel launch 3 us on the device.
-_MEMORY_CYCLES, START_S = 350.0, 3e-6
-# Achievable share of peak memory bandwidth, and L2 sectors per cycle for one processor. Assumed.
-REACHED, _CACHE_SECTORS = 0.8, 0.5
-# Most independent FMAs of one thread.
-_MOST_PARALLEL = 6
+# A kernel's launch on the device (Jia et al. 2018, arXiv 1804.06826), and the achievable share of the peak memory
+# bandwidth. Assumed.
+START_S, REACHED = 3e-6, 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,47 +71,3 @@ _PROCESSORS = {
 def find_processor(arch: str) -> Processor:
     """The processor of an architecture such as sm_53; the simplest for an unknown one."""
     return _PROCESSORS.get(arch, _PROCESSORS["sm_53"])
-
-
-def count_resident(unit: Processor, threads: int, registers: int, shared_bytes: int) -> int:
-    """Resident blocks of one processor. Registers are allocated by 256 to a warp, shared memory by 256 bytes."""
-    warps = math.ceil(threads / WARP)
-    held = warps * math.ceil(max(registers, 16) * WARP / 256) * 256
-    shared = math.ceil(shared_bytes / 256) * 256
-    by_shared = unit.shared_bytes // shared if shared else unit.blocks
-    return max(1, min(unit.blocks, unit.threads // (warps * WARP), unit.registers // held, by_shared))
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockWork:
-    """The work of one block of `threads`: warp instructions issued, shared-memory cycles, global-memory sectors, memory
-    stalls, barrier cycles; each thread has `held` independent values in flight.
-    """
-
-    threads: int
-    issued: float
-    shared_turns: float
-    sectors: float
-    waits: float
-    barrier_cycles: float
-    held: int
-
-
-def count_cycles(work: BlockWork, unit: Processor, blocks: int, resident: int, processors: int) -> float:
-    """GPU cycles for so many blocks, `resident` at a time on a processor, with unlimited memory bandwidth."""
-    width = unit.lanes / WARP
-    warps = math.ceil(work.threads / WARP)
-    own = math.ceil(blocks / processors)  # of the busiest processor
-    at_once = min(resident, own)
-    # Other warps, and independent instructions of the same one, hide latency.
-    parallel = min(_MOST_PARALLEL, max(1, work.held))
-    filled = min(1.0, at_once * warps * parallel / (unit.fma_cycles * width))
-    busy = max(work.issued / width / filled, work.shared_turns, work.sectors / _CACHE_SECTORS)
-    waited = work.waits * _MEMORY_CYCLES + work.barrier_cycles + work.issued / warps
-    return max(own * busy, own / at_once * waited)
-
-
-def count_fetched(asked_bytes: float, size_bytes: float, cache_bytes: int) -> float:
-    """Bytes of an argument fetched from memory: once, and again for what the cache has evicted."""
-    once = min(asked_bytes, size_bytes)
-    return once + (asked_bytes - once) * max(0.0, 1 - cache_bytes / max(size_bytes, 1.0))

@@ -9,13 +9,15 @@ from typing import Any
 
 from tvm import tirx
 
-from device_agent.protocol import SECTOR_BYTES, START_S, WARP, BlockWork, count_cycles, count_resident
+from device_agent.protocol import START_S, WARP, Processor
 from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import TargetGpu
 
-# Assumed cost of a barrier.
-_BARRIER_CYCLES = 40.0
+# Assumed: the cost of a barrier; memory latency (Jia et al. 2018, arXiv 1804.06826); most independent FMAs of a thread.
+_BARRIER_CYCLES, _MEMORY_CYCLES, _MOST_PARALLEL = 40.0, 350.0, 6
+# Bytes that a processor exchanges with L2 in a cycle (`device_agent/virtual/gpu/play.cc`).
+PORT_BYTES = 16.0
 # Registers for addresses and loop counters beside a thread's values.
 OTHER_REGISTERS = 22
 
@@ -54,19 +56,16 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
     too_much = work.threads > limits.threads or work.shared_bytes > limits.shared_bytes
     if too_much or work.registers > 240 or work.registers * warps * WARP > limits.registers:
         return None
-    unit = gpu.unit
-    own = math.ceil(work.blocks / gpu.processors)
+    unit, width = gpu.unit, gpu.unit.lanes / WARP
+    own = math.ceil(work.blocks / gpu.processors)  # of the busiest processor
     resident = min(own, count_resident(unit, work.threads, work.registers, work.shared_bytes))
-    block = BlockWork(
-        threads=work.threads,
-        issued=warps * (work.multiplied + work.others),
-        shared_turns=work.shared_turns,
-        sectors=work.moved_bytes / work.blocks / SECTOR_BYTES,
-        waits=work.waits,
-        barrier_cycles=work.barriers * _BARRIER_CYCLES,
-        held=work.held,
-    )
-    cycles = count_cycles(block, unit, work.blocks, resident, gpu.processors)
+    issued = warps * (work.multiplied + work.others)
+    # Other warps, and independent instructions of the same one, hide latency.
+    parallel = min(_MOST_PARALLEL, max(1, work.held))
+    filled = min(1.0, resident * warps * parallel / (unit.fma_cycles * width))
+    busy = max(issued / width / filled, work.shared_turns, work.moved_bytes / work.blocks / PORT_BYTES)
+    waited = work.waits * _MEMORY_CYCLES + work.barriers * _BARRIER_CYCLES + issued / warps
+    cycles = max(own * busy, own / resident * waited)
     far_s = work.far_bytes / gpu.memory_bytes_per_s
     seconds = max(cycles / gpu.freq_hz, far_s) + START_S
     terms = {
@@ -77,6 +76,21 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
         "steps": resident * warps,
     }
     return Prediction(seconds, terms)
+
+
+def count_resident(unit: Processor, threads: int, registers: int, shared_bytes: int) -> int:
+    """Count the resident blocks of a processor; registers go by 256 to a warp, shared memory by 256 bytes."""
+    warps = math.ceil(threads / WARP)
+    held = warps * math.ceil(max(registers, 16) * WARP / 256) * 256
+    shared = math.ceil(shared_bytes / 256) * 256
+    by_shared = unit.shared_bytes // shared if shared else unit.blocks
+    return max(1, min(unit.blocks, unit.threads // (warps * WARP), unit.registers // held, by_shared))
+
+
+def count_fetched(asked_bytes: float, size_bytes: float, cache_bytes: int) -> float:
+    """Count the bytes of an argument that come from memory: once, and again for what the cache has evicted."""
+    once = min(asked_bytes, size_bytes)
+    return once + (asked_bytes - once) * max(0.0, 1 - cache_bytes / max(size_bytes, 1.0))
 
 
 def writes_once(schedule: Any, name: str) -> bool:

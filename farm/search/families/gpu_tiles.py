@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import START_S, WARP, count_fetched, count_resident
+from device_agent.protocol import START_S, WARP
 from farm.search.families import facts as reading
 from farm.search.families import gpu_cost, loops
 from farm.search.families.facts import Contraction
@@ -15,8 +15,8 @@ from farm.search.gpus import TargetGpu
 
 # Threads of a block along one side, and in all; steps of the reduction that are unrolled; registers of a thread.
 _MOST_SIDE, _MOST_THREADS, _UNROLLED, _MOST_REGISTERS = 32, 512, 8, 255
-# Warps of a processor share four schedulers. It exchanges so many bytes with L2 in a cycle (`play.cc`).
-_SCHEDULERS, _PORT_BYTES = 4, 16.0
+# Warps of a processor share four schedulers.
+_SCHEDULERS = 4
 # Fitted to the estimates of 967 plans on a Nano (7 % off in the median): instructions of an FMA with what delays it, of
 # a staged vector, and of a stage; turns of shared memory for a word; the parts of staged and of written bytes that
 # delay; cycles until a block's first stage is there.
@@ -80,21 +80,21 @@ class GpuTiles:
             return None
         blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
         own = blocks / core.processors
-        resident = min(math.ceil(own), count_resident(core.unit, threads, registers, shared_bytes))
+        resident = min(math.ceil(own), gpu_cost.count_resident(core.unit, threads, registers, shared_bytes))
         words = warps * steps * self._count_words(plan) + staged / WARP
         # Warps of a scheduler take turns at instructions, all warps at shared memory and at L2.
         busy = resident * warps / _SCHEDULERS
         issued = (busy + math.ceil(busy)) / 2 * self._count_issued(facts, plan)
         turns = resident * words * _TURN * size / 4
-        near = resident * staged * _MISSED * size / _PORT_BYTES
+        near = resident * staged * _MISSED * size / gpu_cost.PORT_BYTES
         rounds = own / resident if own > _FEW_ROUNDS * resident else math.ceil(own / resident)
         stages = rounds * (facts.depth // steps)
-        written = rounds * resident * pixels * channels * _WRITTEN * size / _PORT_BYTES
+        written = rounds * resident * pixels * channels * _WRITTEN * size / gpu_cost.PORT_BYTES
         cycles = stages * max(issued, turns, near) + written + rounds * _BEGUN / resident
         data_asked, weights_asked = (float(blocks * facts.depth * side * size) for side in (pixels, channels))
         far_bytes = (
-            count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
-            + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
+            gpu_cost.count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
+            + gpu_cost.count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
             + facts.result_bytes
         )
         far_s = far_bytes / core.memory_bytes_per_s

@@ -24,9 +24,8 @@ from farm.search.graph import winograd
 _PRODUCTS = GpuTiles()
 # 64 to 512 threads of a transform were estimated equal within a tenth.
 _THREADS = 128
-# Bytes that a processor exchanges with L2 in a cycle, which bounds transforms, and the share of loads of data that miss
-# L1, since tiles overlap. Fitted to estimates on a Nano (`device_agent/virtual/gpu/play.cc`).
-_PORT_BYTES, _MISSED = 16.0, 0.5
+# The share of loads of data that miss L1, since tiles overlap. Fitted to estimates on a Nano.
+_MISSED = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +106,7 @@ class GpuWinograd:
 
 def _move(near_bytes: float, far_bytes: float, core: TargetGpu) -> float:
     """Estimate the seconds of a kernel that moves data past L1, a part of them to or from memory."""
-    near_s = near_bytes / (_PORT_BYTES * core.processors * core.freq_hz)
+    near_s = near_bytes / (gpu_cost.PORT_BYTES * core.processors * core.freq_hz)
     return max(near_s, far_bytes / core.memory_bytes_per_s) + START_S
 
 
