@@ -25,8 +25,10 @@ _FMA, _MOVED, _STAGE, _TURN, _MISSED, _WRITTEN, _BEGUN = 1.29, 7.1, 50.0, 0.9, 0
 _DIVIDED = 4.0
 # Banks of shared memory.
 _BANKS = 32
-# Elements of a vector, the widest first.
-_VECTORS = (4, 2, 1)
+# An FMA of float16: `ptxas` pairs those of two channels, but their registers share banks.
+_PAIRED = 0.85
+# Bytes of a vector.
+_VECTOR_BYTES = 16
 # Beyond so many rounds of blocks, the last one need not be full.
 _FEW_ROUNDS = 4
 # Below this, threads that share reductions are faster (`GpuSums`).
@@ -57,7 +59,7 @@ class GpuTiles:
         row = math.prod(axis.extent for axis in facts.sums[-2:])
         return {
             "wide": tuple(n for n in loops.divisors(facts.channel) if n <= _MOST_SIDE),
-            "channels": tuple(n for n in (1, 2, 4, 8) if facts.channel % n == 0),
+            "channels": tuple(n for n in (1, 2, 4, 8, 16) if facts.channel % n == 0 and n * facts.element_bytes <= 32),
             "far": tuple(n for n in loops.divisors(area) if n <= _MOST_SIDE),
             "columns": tuple(n for n in (1, 2, 4, 5, 7, 8, 10, 14) if area % n == 0),
             # Short lines of a first layer are staged together.
@@ -72,16 +74,20 @@ class GpuTiles:
         if not WARP <= threads <= _MOST_THREADS or area % pixels or facts.channel % channels:
             return None
         warps, staged = math.ceil(threads / WARP), (pixels + channels) * steps
-        loaded = plan["columns"] * _widest(steps) + plan["channels"] + math.ceil(staged / threads)
-        registers = plan["columns"] * plan["channels"] + loaded + gpu_cost.OTHER_REGISTERS
+        # Weights of float16 are loaded some steps ahead.
+        loaded = plan["columns"] * _widest(steps, size) + plan["channels"] * (4 // size) ** 2
+        held = plan["columns"] * plan["channels"] + loaded + math.ceil(staged / threads)
+        registers = held * size // 4 + gpu_cost.OTHER_REGISTERS
         allocated = math.ceil(warps / _SCHEDULERS) * _SCHEDULERS * WARP
         shared_bytes = 2 * staged * size
-        if shared_bytes > limits.shared_bytes or registers > min(_MOST_REGISTERS, limits.registers // allocated):
+        if shared_bytes > limits.shared_bytes or registers > min(
+            _MOST_REGISTERS * size // 4, limits.registers // allocated
+        ):
             return None
         blocks = math.prod(axis.extent for axis in facts.batch) * (area // pixels) * (facts.channel // channels)
         own = blocks / core.processors
         resident = min(math.ceil(own), gpu_cost.count_resident(core.unit, threads, registers, shared_bytes))
-        words = warps * steps * self._count_words(plan) + staged / WARP
+        words = warps * steps * self._count_words(plan, size) + staged / WARP
         # Warps of a scheduler take turns at instructions, all warps at shared memory and at L2.
         busy = resident * warps / _SCHEDULERS
         issued = (busy + math.ceil(busy)) / 2 * self._count_issued(facts, plan)
@@ -111,24 +117,27 @@ class GpuTiles:
     @staticmethod
     def _count_issued(facts: Contraction, plan: Plan) -> float:
         """Count a warp's instructions for one stage of `steps`."""
-        steps, threads, wanted = plan["steps"], plan["wide"] * plan["far"], plan["channels"]
-        products = steps * (plan["columns"] * (wanted * _FMA + 1 / _widest(steps)) + wanted / _widest(wanted))
+        steps, threads, wanted, size = plan["steps"], plan["wide"] * plan["far"], plan["channels"], facts.element_bytes
+        fma = _PAIRED if size == 2 and wanted % 2 == 0 else _FMA
+        loads = plan["columns"] / _widest(steps, size) + wanted / _widest(wanted, size)
+        products = steps * (plan["columns"] * wanted * fma + loads)
         pixels, channels = plan["far"] * plan["columns"], plan["wide"] * wanted
-        copies, lanes = 0.0, _count_lanes(pixels * steps, threads, steps)
+        copies, lanes = 0.0, _count_lanes(pixels * steps, threads, steps, size)
         for count, run in ((pixels * steps, steps), (channels * steps, channels)):
-            copies += math.ceil(count / _count_lanes(count, threads, run) / threads)
+            copies += math.ceil(count / _count_lanes(count, threads, run, size) / threads)
         if lanes == 1 and pixels & (pixels - 1):
             copies += _DIVIDED * math.ceil(pixels * steps / threads)
         return products + copies * _MOVED + _STAGE
 
     @staticmethod
-    def _count_words(plan: Plan) -> float:
+    def _count_words(plan: Plan, size: int) -> float:
         """Count a warp's turns at shared memory for one step, of a word of each thread; more where banks are shared."""
         wide, columns, channels = min(WARP, plan["wide"]), plan["columns"], plan["channels"]
         others = max(1, min(WARP // wide, plan["far"]))
-        near = math.gcd(_BANKS, columns * plan["steps"]) / _BANKS
-        data = max(1.0, others * near / _widest(plan["steps"]))
-        return columns * data + channels * max(1.0, wide * channels / _BANKS / _widest(channels))
+        banks = _BANKS * 4 // size
+        near = math.gcd(banks, columns * plan["steps"]) / banks
+        data = max(1.0, others * near / _widest(plan["steps"], size))
+        return columns * data + channels * max(1.0, wide * channels / banks / _widest(channels, size))
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""
@@ -146,7 +155,7 @@ class GpuTiles:
         *before, pixel, channel = schedule.get_loops(last)
         pixel_block, far, column = schedule.split(pixel, [None, plan["far"], plan["columns"]])
         # Neighbouring threads have neighbouring vectors of channels.
-        lanes = _widest(plan["channels"])
+        lanes = _widest(plan["channels"], facts.element_bytes)
         channel_block, vectors, wide, lane = schedule.split(
             channel, [None, plan["channels"] // lanes, plan["wide"], lanes]
         )
@@ -183,7 +192,7 @@ class GpuTiles:
             schedule.compute_at(copy, stage, preserve_unit_loops=True)
             side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
             run = plan["steps"] if is_data else side
-            lanes = _count_lanes(side * plan["steps"], threads, run)
+            lanes = _count_lanes(side * plan["steps"], threads, run, facts.element_bytes)
             if is_data and lanes == 1:
                 # Neighbouring threads stage neighbouring pixels.
                 own = schedule.get_loops(copy)[-len(schedule.get(copy).iter_vars) :]
@@ -196,12 +205,12 @@ class GpuTiles:
         schedule.decompose_reduction(main, stage)
 
 
-def _count_lanes(count: int, threads: int, run: int) -> int:
+def _count_lanes(count: int, threads: int, run: int, size: int) -> int:
     """Return the elements that a thread stages at a time: most that leave no thread without, in runs of `run`."""
-    lanes = [n for n in _VECTORS if run % n == 0]
+    lanes = [n for n in (8, 4, 2, 1) if run % n == 0 and n * size <= _VECTOR_BYTES]
     return next((n for n in lanes if count % (n * threads) == 0), lanes[0])
 
 
-def _widest(run: int) -> int:
-    """Return the length of the widest vectors that make up so many elements."""
-    return next(n for n in _VECTORS if run % n == 0)
+def _widest(run: int, size: int) -> int:
+    """Return the length of the widest vectors that make up so many elements of `size` bytes."""
+    return _count_lanes(run, 1, run, size)
