@@ -1,33 +1,46 @@
-"""Schedules of GPU families over the workloads of whole models: do TVM, NVRTC and ptxas take them, and what do they
-take of the GPU?
+"""Schedules of GPU families over the workloads of whole models: do TVM, NVRTC and ptxas take them, what do they take
+of the GPU, and how much slower than the best is the one that is predicted best?
 
-For each workload so many of the best plans by prediction, for Nano (sm_53) and TX2 (sm_62); TVM's defaults where no
-family serves it. No GPU takes part. Default budget: half an hour; `--model` and `--board` do a part of it.
+For each workload so many of the best plans by prediction, then as many drawn from the next 200; TVM's defaults where no
+family serves it. Times are estimates of a virtual board. No GPU takes part. Default budget: half an hour a model.
 """
 
 from __future__ import annotations
 
 import collections
 import math
+import os
+import random
+import statistics
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import _machine
+import numpy as np
 import onnx
 
+from device_agent.platforms import gpu
+from device_agent.platforms.board_types import load_board_types as load_for_agent
+from device_agent.protocol import GPU, Engine, RunSpec, find_processor
+from device_agent.virtual import gpu_time
+from device_agent.worker import engines
 from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, traces, tvm_env
-from farm.search.build import lowering
+from farm.search.build import builder, lowering
 from farm.search.families import rule
-from farm.search.workloads import prepare_model
+from farm.search.workloads import Workload, prepare_model
 
 MODELS = ("squeezenet1.1", "resnet18", "mobilenet_v2")
 BOARDS = ("jetson-nano", "jetson-tx2")
-PLANS = 20
+PLANS, DRAWN, NEXT = 20, 10, 200
+# Workloads of fewer FLOP are mostly launches.
+LARGE = 20e6
 # By the words that an error of code begins with (`farm/gpu`).
 REFUSALS = {"the CUDA compiler": "refused by NVRTC", "ptxas": "refused by ptxas", "the kernel": "over a limit"}
 TVM_REFUSED = "refused by TVM"
@@ -36,28 +49,37 @@ TVM_REFUSED = "refused by TVM"
 def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--model", action="append", choices=sorted(ZOO), help="a model; repeatable")
-    parser.add_argument("--board", action="append", choices=BOARDS, help="a board type; repeatable")
+    parser.add_argument("--board", default=BOARDS[0], choices=BOARDS, help="a board type")
     parser.add_argument("--plans", type=int, default=PLANS, help="of each workload")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="for a model and board: later ranks are left out")
+    parser.add_argument("--drawn", type=int, default=DRAWN, help="more of each, drawn from the next 200")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="for a model: later ranks are left out")
     options = parser.parse_args()
-    models, boards, plans = options.model or MODELS, options.board or BOARDS, options.plans
+    models, plans, drawn = options.model or MODELS, options.plans, options.drawn
     if options.quick:
-        models, plans = ("tiny-cnn",), 2
-    with _machine.only_json() as emit:
-        figures = {
-            f"{name} {board}": try_model(name, board, plans, options.limit_s) for name in models for board in boards
-        }
-        emit("gpu_schedules", {"models": models, "boards": boards, "plans": plans}, {"models": figures})
+        models, plans, drawn = ("tiny-cnn",), 2, 0
+    with _machine.only_json() as emit, tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        clock = Clock(options.board, Path(folder))
+        figures = {name: try_model(name, options.board, plans, drawn, options.limit_s, clock=clock) for name in models}
+        emit("gpu_schedules", {**vars(options), "models": models}, {"models": figures, **sum_up(figures.values())})
 
 
-def try_model(name: str, board: str, plans: int, limit_s: float = math.inf, every: int = 1) -> dict[str, Any]:
-    """What became of the best plans of each of its workloads, or of every so manyth: of all the best first, then of all
-    the next best.
+def try_model(
+    name: str,
+    board: str,
+    plans: int,
+    drawn: int = 0,
+    limit_s: float = math.inf,
+    every: int = 1,
+    clock: Clock | None = None,
+) -> dict[str, Any]:
+    """What became of the plans of each of its workloads, or of every so manyth: of all the best first, then of all the
+    next best. Without a clock nothing is estimated.
     """
     tvm = tvm_env.load_compiler()
     entry, kind = ZOO[name], load_board_types()[board]
     assert kind.target is not None
-    config = gpus.to_config(board, code.plan_gpu(kind), kind.target.to_tvm(), simulated=False)
+    host = target.host_target(1) if clock else kind.target.to_tvm()
+    config = gpus.to_config(board, code.plan_gpu(kind), host, simulated=clock is not None)
     model = onnx.load_model_from_string(entry.build())
     prepared = prepare_model(model, entry.input_shapes, config, gpus.PIPELINE)
     _machine.say(f"{name} for {board}: {len(prepared.workloads)} workloads")
@@ -66,13 +88,15 @@ def try_model(name: str, board: str, plans: int, limit_s: float = math.inf, ever
     for workload in prepared.workloads[::every]:
         module = tvm.ir.load_json(workload.module_json)
         outlook = rule.read_outlook(module, gpus.unit_of(config))
-        ranked = [plan for _, plan in outlook.plans()[:plans]] if outlook else [None]
-        offered.append((workload.name, module, outlook, ranked))
-    tally, first, rank = Tally(config), collections.Counter[str](), 0
-    while rank < plans and (rank == 0 or time.monotonic() < deadline):
-        for workload_name, module, outlook, ranked in offered:
+        ranked = [plan for _, plan in outlook.plans()] if outlook else [None]
+        later = ranked[plans : plans + NEXT]
+        more = random.Random(workload.name).sample(later, min(drawn, len(later)))
+        offered.append((workload, module, outlook, ranked[:plans] + more))
+    tally, first, rank = Tally(config, clock), collections.Counter[str](), 0
+    while rank < plans + drawn and (rank == 0 or time.monotonic() < deadline):
+        for workload, module, outlook, ranked in offered:
             if rank < len(ranked):
-                end = tally.try_plan(workload_name, module, outlook, ranked[rank])
+                end = tally.try_plan(workload, module, outlook, ranked[rank])
                 first[end] += rank == 0
         rank += 1
     built = tally.ends.total() - tally.ends[TVM_REFUSED]
@@ -86,39 +110,106 @@ def try_model(name: str, board: str, plans: int, limit_s: float = math.inf, ever
         "processor seconds per candidate": round((time.process_time() - begun) / max(1, built), 3),
         "most registers": max((usage.registers for usage in tally.usages), default=0),
         "candidates that spill": tally.spilling,
+        "estimates": tally.compare(),
     }
+
+
+def sum_up(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first plan over the best one tried, of all workloads; shares of the peak of large ones."""
+    rows = [row for each in figures for row in each["estimates"]]
+    over = [row["first_over_best"] for row in rows]
+    shares = [row["share_of_peak"] for row in rows if row["flop"] >= LARGE and "conv" in row["workload"]]
+    return {
+        "first_over_best": {"n": len(over), "median": statistics.median(over), "worst": max(over)} if over else {},
+        "share_of_peak": {"n": len(shares), "median": statistics.median(shares), "worst": min(shares)}
+        if shares
+        else {},
+    }
+
+
+class Clock:
+    """Estimates of candidates by a virtual board in this process."""
+
+    def __init__(self, board: str, folder: Path) -> None:
+        code.prepare(folder)
+        os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
+        gpu.use_folder(code.find_folder(folder), load_for_agent()[board], simulated=True)
+        os.environ[gpu.VIRTUAL_VARIABLE] += ";run=estimate"
+        kind = load_board_types()[board].gpu
+        assert kind is not None
+        assert kind.processors is not None
+        self._hz, self._folder, self._count = float(max(kind.freqs_hz)), folder, 0
+        self._facts = {
+            "arch": kind.arch,
+            "processors": kind.processors,
+            "memory_bytes_per_s": kind.memory_bytes_per_s,
+            "stretch": 1,
+        }
+        self.peak = 2.0 * find_processor(kind.arch).lanes * kind.processors * self._hz
+
+    def estimate(self, workload: Workload, library: bytes) -> float:
+        """Seconds of a candidate."""
+        self._count += 1
+        program = self._folder / f"candidate{self._count}.so"  # a loaded library's name must not come again
+        program.write_bytes(library)
+        arrays = {str(at): np.zeros(shape, dtype) for at, (shape, dtype) in enumerate(workload.arguments)}
+        gpu_time.take_launches()
+        run, _ = engines.load_program(RunSpec(Engine.KERNEL, device=GPU), program, arrays)
+        program.unlink()
+        run()
+        kernels = gpu_time.sum_up(gpu_time.take_launches(), 1)
+        return gpu_time.compute_seconds(kernels, self._facts, self._hz, 1.0)[0]
 
 
 class Tally:
     """What became of plans for a GPU's target, and why."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config, self._target = config, target.make_target(config)
+    def __init__(self, config: Mapping[str, Any], clock: Clock | None) -> None:
+        self._config, self._target, self._clock = config, target.make_target(config), clock
         self.ends = collections.Counter[str]()
         self.by_family = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
         self.reasons = collections.Counter[str]()
         self.usages: list[Any] = []
         self.spilling = 0
+        self._seconds = collections.defaultdict[str, list[float]](list)
+        self._workloads: dict[str, Workload] = {}
 
-    def try_plan(self, workload: str, module: Any, outlook: rule.Outlook | None, plan: Any) -> str:
+    def try_plan(self, workload: Workload, module: Any, outlook: rule.Outlook | None, plan: Any) -> str:
         """Schedule a function and make its code; without an outlook as TVM's defaults have it."""
         family = outlook.family.name if outlook else "TVM's defaults"
         try:
-            usages = self._make(module, outlook, plan)
+            usages, library = self._make(module, outlook, plan)
             end = "taken"
             self.usages += usages
             self.spilling += any(usage.spilled_bytes for usage in usages)
+            if self._clock is not None and outlook is not None:
+                self._workloads[workload.name] = workload
+                self._seconds[workload.name].append(self._clock.estimate(workload, library()))
         except CodeRefusedError as error:
             end = next(said for words, said in REFUSALS.items() if error.message.startswith(words))
-            self._note(family, workload, plan, error.message)
+            self._note(family, workload.name, plan, error.message)
         except (RuntimeError, ValueError, TypeError) as error:
             end = TVM_REFUSED
-            self._note(family, workload, plan, str(error))
+            self._note(family, workload.name, plan, str(error))
         self.ends[end] += 1
         self.by_family[family][end] += 1
         return end
 
-    def _make(self, module: Any, outlook: rule.Outlook | None, plan: Any) -> list[Any]:
+    def compare(self) -> list[dict[str, Any]]:
+        """The first plan of each workload, in seconds, beside the best."""
+        return [
+            {
+                "workload": name,
+                "flop": self._workloads[name].flop,
+                "first_ms": _machine.round_to(1e3 * seconds[0]),
+                "first_over_best": _machine.round_to(seconds[0] / min(seconds), 3),
+                "share_of_peak": _machine.round_to(self._workloads[name].flop / self._clock.peak / seconds[0], 3),
+            }
+            for name, seconds in self._seconds.items()
+            if self._clock is not None and seconds
+        ]
+
+    def _make(self, module: Any, outlook: rule.Outlook | None, plan: Any) -> tuple[list[Any], Callable[[], bytes]]:
         tvm = tvm_env.load_compiler()
         if outlook is None:
             scheduled = lowering.bind_rest(module, self._target)
@@ -128,8 +219,8 @@ class Tally:
             traces.finish(schedule, traces.make_context(module, self._target))
             scheduled = schedule.mod
         with lowering.making(self._config) as made:
-            tvm.tirx.build(scheduled, target=self._target)
-        return [usage for each in made for usage in each.usages]
+            built = tvm.tirx.build(scheduled, target.make_code_target(self._config), lowering.use_pipeline())
+        return [usage for each in made for usage in each.usages], lambda: builder.link_candidate(built)
 
     def _note(self, family: str, workload: str, plan: Any, text: str) -> None:
         lines = [line.strip() for line in text.strip().splitlines() if line.strip()]

@@ -98,6 +98,7 @@ struct Settings {
   bool proves = false;    // `prove=1`: races and reads of what nothing wrote are faults
   bool estimates = true;  // `estimate=0`: launches have no time
   bool pretends = false;  // `run=pretend`: a launch of PTX does nothing, successfully
+  bool computes = true;   // `run=estimate`: launches of machine code have a time and no result
   std::map<std::string, Failure> failures;
 };
 
@@ -140,7 +141,7 @@ void read_settings() {
     if (key == "log") settings.log = value;
     if (key == "prove") settings.proves = value == "1";
     if (key == "estimate") settings.estimates = value != "0";
-    if (key == "run") settings.pretends = value == "pretend";
+    if (key == "run") settings.pretends = value == "pretend", settings.computes = value != "estimate";
     if (key == "fail") {
       char entry[64];
       Failure failure{0, 0};
@@ -353,7 +354,8 @@ CUresult launch_kernel(const sass::Launch& launch) {
                   points ? static_cast<unsigned long long>(std::prev(after)->second) : value);
     shape += text;
   }
-  if (CUresult failed = run_blocks(launch, ranges, used, key)) return failed;
+  CUresult failed = settings.computes ? run_blocks(launch, ranges, used, key) : 0;
+  if (failed) return failed;
   if (!settings.estimates) return 0;
   auto [found, is_new] = estimates.try_emplace(shape);
   if (is_new) found->second = estimate(launch, ranges, used);

@@ -42,6 +42,11 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
     with lowering.making(target_config):
         built = tvm.tirx.build(module, make_code_target(target_config), lowering.use_pipeline())
+    return link_candidate(built)
+
+
+def link_candidate(built: Any) -> bytes:
+    """Link a built module of TVM's as a shared library."""
     with _folder() as folder:
         path = folder / "candidate.so"
         # TVM's own folder for objects would be left behind if this process were killed.
