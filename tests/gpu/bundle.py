@@ -240,22 +240,22 @@ def build(folder: pathlib.Path, *, quick: bool, virtual: bool) -> int:
     """Build the bundle in `folder`, which is made anew; return its size."""
     if folder.exists() and not (folder / "manifest.json").exists():
         raise SystemExit(f"error: {folder} is no bundle; it is left alone")
+    command = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*")
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".gpu-bundle-", dir=folder.parent) as text:
         work = pathlib.Path(text)
         made = work / "bundle"
         made.mkdir()
         bundle = Bundle(made, work, virtual=virtual)
-        manifest = {"board": BOARD, "virtual": virtual, "runs": 1 if virtual else 20}
+        manifest = {"commit": commit, "board": BOARD, "virtual": virtual, "runs": 1 if virtual else 20}
         manifest |= {"wheels": bundle.add_wheels(fetch=not quick)} | bundle.add_faults()
         for name in choose_kernels(quick=quick):
             bundle.add_kernel(name)
         for name in ["tiny-cnn"] if quick else MODELS:
             for precision in TOLERANCES:
                 bundle.add_model(name, precision)
-        command = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*")
-        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        manifest |= {"commit": commit, "programs": bundle.programs}
+        manifest["programs"] = bundle.programs
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         for name in ("run", "check.py"):
             shutil.copy(pathlib.Path(__file__).with_name(name), made)
