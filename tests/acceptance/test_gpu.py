@@ -27,6 +27,12 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         assert verified["matches"]
         assert verified["simulated"]
 
+        half = home.run(*made, "--weights", "fp16", "--simulated", "--out", "half", "--json").json()
+        assert half["weights"]["asked"] == "fp16"
+        verified = home.run("model", "verify", "half", "--board", "v1", "--json").json()
+        assert verified["matches"]
+        assert 1e-5 < verified["rms_rel_error"] < 1e-2
+
         tuned = home.run("tune", "tiny-cnn", *made[3:], "--trials", "8", "--json").json()
         assert tuned["trials"]["ok"] == 8
         assert tuned["records"]["new"] >= 1

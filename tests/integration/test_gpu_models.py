@@ -93,17 +93,17 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     assert comparison.matches, comparison.reason
 
 
+@pytest.mark.parametrize("suffix", ["", "-fp16"])
 @pytest.mark.parametrize("name", ["jetson-tx2", "jetson-agx-xavier", "jetson-orin-nano-8gb"])
-def test_a_model_compiles_for_every_generation(name: str) -> None:
-    """PTX that `ptxas` takes for the type's GPU; a family schedules all functions."""
+def test_a_model_compiles_for_every_generation(name: str, suffix: str) -> None:
+    """PTX that `ptxas` takes for the type's GPU, in both precisions; a family schedules all functions."""
     board_type = load_board_types()[name]
     assert board_type.target is not None
     config = gpus.to_config(name, code.plan_gpu(board_type), board_type.target.to_tvm(), simulated=False)
     entry = ZOO["tiny-cnn"]
     model = onnx.load_model_from_string(entry.build())
-    compiled = compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], board_type.link_triple)
-    assert compiled.workloads == compiled.by_rule == 8
-    assert len(compiled.usages) == 8
+    compiled = compile_model(model, entry.input_shapes, config, gpus.PIPELINE + suffix, [], board_type.link_triple)
+    assert compiled.workloads == compiled.by_rule == len(compiled.usages) >= 8
 
 
 def test_gpu_clocks_change_time_and_power(
