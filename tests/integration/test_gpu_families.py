@@ -14,7 +14,7 @@ import pytest
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env
-from farm.search.build import builder
+from farm.search.build import builder, lowering
 from farm.search.families import rule
 from farm.search.graph import channel_padding
 from tests.integration.test_schedule_families import CASES as CPU_CASES
@@ -212,15 +212,18 @@ OFFERED: dict[str, tuple[tuple[Any, ...], Build]] = {
 }
 
 
+def _prepare(shapes: tuple[Any, ...], build: Build) -> tuple[Any, Any]:
+    """A function's module as the graph pipeline makes it for a Nano, and the target."""
+    host = target.host_target(2)
+    config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
+    function = build_canonical(shapes, build, target.make_target(host))
+    return tvm_env.load().IRModule({"main": channel_padding.join(function, gpus.gpu_of(config))}), config
+
+
 @pytest.mark.parametrize("name", OFFERED)
 def test_tvm_takes_what_is_offered(name: str) -> None:
     """None of the 20 plans that are predicted best is refused: what a block stages is what its tile reads."""
-    tvm, (shapes, build) = tvm_env.load(), OFFERED[name]
-    host = target.host_target(2)
-    config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
-    module = tvm.IRModule(
-        {"main": channel_padding.join(build_canonical(shapes, build, target.make_target(host)), config)}
-    )
+    tvm, (module, config) = tvm_env.load(), _prepare(*OFFERED[name])
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     context = traces.make_context(module, target.make_target(config))
     refused = []
@@ -232,3 +235,21 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
         except (RuntimeError, ValueError, TypeError) as error:
             refused.append((dict(plan), str(error)[:100]))
     assert refused == []
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_threads_sums_stay_in_registers(follows: bool) -> None:
+    """Also where nothing follows a convolution whose pixels are one loop."""
+    tvm = tvm_env.load()
+    shapes = ((1, 28, 28, 32), (3, 3, 32, 64))
+    module, config = _prepare(shapes, lambda op, x, w: _conv()(op, x, w) if follows else _conv()(op, x, w).args[0])
+    schedule = tvm.s_tir.Schedule(module, error_render_level="none")
+    outlook = rule.read_outlook(module, gpus.unit_of(config))
+    plan = outlook.plans()[0][1]
+    outlook.apply(schedule, plan)
+    traces.finish(schedule, traces.make_context(module, target.make_target(config)))
+    with lowering.making(config) as made:
+        tvm.tirx.build(schedule.mod, target.make_code_target(config), lowering.use_pipeline())
+    (usage,) = made[0].usages
+    assert usage.registers > plan["columns"] * plan["channels"]
+    assert usage.spilled_bytes == 0

@@ -149,8 +149,12 @@ class GpuTiles:
         schedule.set_scope(held, 0, "shared")
         if facts.pad:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
-        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
-        if facts.last != facts.main:
+        if facts.last == facts.main:
+            last = schedule.cache_write(main, 0, "local")
+            if not facts.batch:
+                loops.join_pixels_written(schedule, main, last)
+        else:
+            last = schedule.get_sblock(facts.last)
             schedule.set_scope(main, 0, "local")
         *before, pixel, channel = schedule.get_loops(last)
         pixel_block, far, column = schedule.split(pixel, [None, plan["far"], plan["columns"]])
