@@ -23,8 +23,8 @@ _SCHEDULERS = 4
 _FMA, _MOVED, _STAGE, _TURN, _MISSED, _WRITTEN, _BEGUN = 1.29, 7.1, 50.0, 0.9, 0.77, 0.37, 400.0
 # More copies' time where each element's pixel is a remainder of no power of two.
 _DIVIDED = 4.0
-# Banks of shared memory.
-_BANKS = 32
+# Banks of shared memory; the smallest transfer from global memory.
+_BANKS, _SECTOR_BYTES = 32, 32
 # An FMA of float16: `ptxas` pairs those of two channels, but their registers share banks.
 _PAIRED = 0.85
 # Bytes of a vector.
@@ -92,7 +92,9 @@ class GpuTiles:
         busy = resident * warps / _SCHEDULERS
         issued = (busy + math.ceil(busy)) / 2 * self._count_issued(facts, plan)
         turns = resident * words * _TURN * size / 4
-        near = resident * staged * _MISSED * size / gpu_cost.PORT_BYTES
+        # Short lines of a pixel waste a part of their sectors.
+        line = max(steps * size, _SECTOR_BYTES) if steps % 4 == 0 else steps * size
+        near = resident * (pixels * line + channels * steps * size) * _MISSED / gpu_cost.PORT_BYTES
         rounds = own / resident if own > _FEW_ROUNDS * resident else math.ceil(own / resident)
         stages = rounds * (facts.depth // steps)
         written = rounds * resident * pixels * channels * _WRITTEN * size / gpu_cost.PORT_BYTES
