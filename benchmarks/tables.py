@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
-    ROOT / "docs" / name
-    for name in ("performance.md", "fidelity.md", "gpu.md", "sweeps.md", "tests.md", "kernels/arm.md")
+    ROOT / name
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("performance", "fidelity", "gpu", "sweeps", "tests", "kernels/arm")),
+    )
 )
 # The folder of results that are counted, not timed, and so do not depend on the machine.
 _ANY = "any"
@@ -216,12 +220,35 @@ def make_instructions(results: list[dict[str, Any]]) -> str:
 
 
 def make_gpu(results: list[dict[str, Any]]) -> str:
-    """Compare estimated latencies of a GPU with TensorRT's published ones."""
-    ours = ("model", "precision", "launches", "estimate, ms", "FMAs alone", "weights alone", "error")
-    head = (*ours, "TensorRT, fp16", "estimate over it")
-    own = ("model", "precision", "launches", "price_ms", "compute_ms", "memory_ms", "error")
+    """Compare estimated latencies of GPUs with published ones."""
+    ours = ("board", "model", "precision", "launches", "estimate, ms", "FMAs alone", "weights alone", "error")
+    head = (*ours, "published", "estimate over it")
+    own = ("board", "model", "precision", "launches", "price_ms", "compute_ms", "memory_ms", "error")
     paths = (*own, "published_ms", "price_over_published")
     return to_table(head, _rows(results, "rows", paths))
+
+
+def make_nano(_: list[dict[str, Any]]) -> str:
+    """Set a Nano's GPU beside its CPU, from the results of two benchmarks."""
+    cpu = {
+        model["model"]: model["rows"][-1]["price_ms"]
+        for each in read_results("emulated_price")
+        for model in each["figures"]["models"]
+        if model["weights"] == "float32"
+    }
+    gpu = {
+        (row["model"], row["precision"]): row
+        for each in read_results("gpu_prices")
+        for row in each["figures"]["rows"]
+        if row["board"] == "jetson-nano"
+    }
+    head = ("model", "CPU, 4 cores, ms", "GPU, float32", "GPU, float16", "TensorRT, float16, published")
+    rows: list[Row] = []
+    for name, milliseconds in cpu.items():
+        half = find_figure(gpu.get((name, "float16")), "price_ms")
+        published = find_figure(gpu.get((name, "float16")), "published_ms")
+        rows.append((name, milliseconds, find_figure(gpu.get((name, "float32")), "price_ms"), half, published))
+    return to_table(head, rows)
 
 
 def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
@@ -229,6 +256,20 @@ def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
     head = ("kernels", "n", "rank", "rank of FLOP/s", "factor", "median error", "90 % below", "worst")
     errors = ("median_error", "error_of_90_percent", "worst_error")
     return to_table(head, _rows(results, "rows", ("group", "kernels", "rank", "rank_of_shares", "factor", *errors)))
+
+
+def make_gpu_schedules(results: list[dict[str, Any]]) -> str:
+    """Say how good first plans are, and what becomes of plans, by model."""
+    head = ("model", "workloads", "plans of each", "refused", "spill", "first over best, median", "worst", "s a plan")
+    rows: list[Row] = []
+    for each in results:
+        for name, model in each["figures"]["models"].items():
+            over = [row["first_over_best"] for row in model["estimates"]]
+            refused = sum(count for end, count in model["plans"].items() if end != "taken")
+            tried = (model["workloads"], model["plans of each"], refused, model["candidates that spill"])
+            seconds = model["processor seconds per candidate"]
+            rows.append((name, *tried, statistics.median(over), max(over), seconds))
+    return to_table(head, rows)
 
 
 def make_bundle(results: list[dict[str, Any]]) -> str:
@@ -296,6 +337,8 @@ TABLES = {
     "emulated_price": make_estimates,
     "emulated_instructions": make_instructions,
     "gpu_prices": make_gpu,
+    "gpu_schedules": make_gpu_schedules,
+    "nano": make_nano,
     "gpu_estimates": make_gpu_estimates,
     "gpu_bundle": make_bundle,
     "published_prices": make_published,
