@@ -237,10 +237,10 @@ def make_nano(_: list[dict[str, Any]]) -> str:
         if model["weights"] == "float32"
     }
     gpu = {
-        (row["model"], row["precision"]): row
+        (row["model"], row.get("precision")): row
         for each in read_results("gpu_prices")
         for row in each["figures"]["rows"]
-        if row["board"] == "jetson-nano"
+        if row.get("board") == "jetson-nano"
     }
     head = ("model", "CPU, 4 cores, ms", "GPU, float32", "GPU, float16", "TensorRT, float16, published")
     rows: list[Row] = []
