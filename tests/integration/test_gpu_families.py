@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from device_agent.platforms import gpu
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env
@@ -158,7 +160,9 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    # Races, and reads of what nothing wrote, end a launch.
+    environment = {**os.environ, gpu.VIRTUAL_VARIABLE: "prove=1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     for name, number in inputs.items():
         results[name] += [np.load(folder / f"case{number}_{label}.npy") for label in ("first", "drawn")]
