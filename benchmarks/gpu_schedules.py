@@ -88,7 +88,7 @@ def try_model(
     for workload in prepared.workloads[::every]:
         module = tvm.ir.load_json(workload.module_json)
         outlook = rule.read_outlook(module, gpus.unit_of(config))
-        ranked = [plan for _, plan in outlook.plans()] if outlook else [None]
+        ranked = outlook.plans() if outlook else [(None, None)]
         later = ranked[plans : plans + NEXT]
         more = random.Random(workload.name).sample(later, min(drawn, len(later)))
         offered.append((workload, module, outlook, ranked[:plans] + more))
@@ -96,7 +96,7 @@ def try_model(
     while rank < plans + drawn and (rank == 0 or time.monotonic() < deadline):
         for workload, module, outlook, ranked in offered:
             if rank < len(ranked):
-                end = tally.try_plan(workload, module, outlook, ranked[rank])
+                end = tally.try_plan(workload, module, outlook, *ranked[rank])
                 first[end] += rank == 0
         rank += 1
     built = tally.ends.total() - tally.ends[TVM_REFUSED]
@@ -110,6 +110,7 @@ def try_model(
         "processor seconds per candidate": round((time.process_time() - begun) / max(1, built), 3),
         "most registers": max((usage.registers for usage in tally.usages), default=0),
         "candidates that spill": tally.spilling,
+        "error of predictions": _machine.round_to(statistics.median(tally.errors), 2) if tally.errors else None,
         "estimates": tally.compare(),
     }
 
@@ -172,9 +173,10 @@ class Tally:
         self.usages: list[Any] = []
         self.spilling = 0
         self._seconds = collections.defaultdict[str, list[float]](list)
+        self.errors: list[float] = []
         self._workloads: dict[str, Workload] = {}
 
-    def try_plan(self, workload: Workload, module: Any, outlook: rule.Outlook | None, plan: Any) -> str:
+    def try_plan(self, workload: Workload, module: Any, outlook: rule.Outlook | None, predicted: Any, plan: Any) -> str:
         """Schedule a function and make its code; without an outlook as TVM's defaults have it."""
         family = outlook.family.name if outlook else "TVM's defaults"
         try:
@@ -184,7 +186,9 @@ class Tally:
             self.spilling += any(usage.spilled_bytes for usage in usages)
             if self._clock is not None and outlook is not None:
                 self._workloads[workload.name] = workload
-                self._seconds[workload.name].append(self._clock.estimate(workload, library()))
+                seconds = self._clock.estimate(workload, library())
+                self._seconds[workload.name].append(seconds)
+                self.errors.append(abs(predicted.seconds / seconds - 1))
         except CodeRefusedError as error:
             end = next(said for words, said in REFUSALS.items() if error.message.startswith(words))
             self._note(family, workload.name, plan, error.message)

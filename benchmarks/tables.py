@@ -260,15 +260,16 @@ def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
 
 def make_gpu_schedules(results: list[dict[str, Any]]) -> str:
     """Say how good first plans are, and what becomes of plans, by model."""
-    head = ("model", "workloads", "plans of each", "refused", "spill", "first over best, median", "worst", "s a plan")
+    tried = ("workloads", "plans of each", "refused", "spill")
+    head = ("model", *tried, "predictions off", "first over best, median", "worst", "CPU s a plan")
     rows: list[Row] = []
     for each in results:
         for name, model in each["figures"]["models"].items():
             over = [row["first_over_best"] for row in model["estimates"]]
             refused = sum(count for end, count in model["plans"].items() if end != "taken")
-            tried = (model["workloads"], model["plans of each"], refused, model["candidates that spill"])
-            seconds = model["processor seconds per candidate"]
-            rows.append((name, *tried, statistics.median(over), max(over), seconds))
+            counts = (model["workloads"], model["plans of each"], refused, model["candidates that spill"])
+            off, seconds = model["error of predictions"], model["processor seconds per candidate"]
+            rows.append((name, *counts, off, statistics.median(over), max(over), seconds))
     return to_table(head, rows)
 
 
