@@ -21,12 +21,12 @@ _SCHEDULERS = 4
 # a staged vector, and of a stage; turns of shared memory for a word; the parts of staged and of written bytes that
 # delay; cycles until a block's first stage is there.
 _FMA, _MOVED, _STAGE, _TURN, _MISSED, _WRITTEN, _BEGUN = 1.29, 7.1, 50.0, 0.9, 0.77, 0.37, 400.0
-# More copies' time where each element's pixel is a remainder of no power of two.
+# More copies' time where threads find their pixels and steps by division.
 _DIVIDED = 4.0
 # Banks of shared memory; the smallest transfer from global memory.
 _BANKS, _SECTOR_BYTES = 32, 32
 # An FMA of float16: `ptxas` pairs those of two channels, but their registers share banks.
-_PAIRED = 0.85
+_PAIRED = 0.92
 # Bytes of a vector.
 _VECTOR_BYTES = 16
 # Beyond so many rounds of blocks, the last one need not be full.
@@ -75,7 +75,8 @@ class GpuTiles:
             return None
         warps, staged = math.ceil(threads / WARP), (pixels + channels) * steps
         # Weights of float16 are loaded some steps ahead.
-        loaded = plan["columns"] * _widest(steps, size) + plan["channels"] * (4 // size) ** 2
+        run = 1 if _is_turned(plan, size) else _widest(steps, size)
+        loaded = plan["columns"] * run + plan["channels"] * (4 // size) ** 2
         held = plan["columns"] * plan["channels"] + loaded + math.ceil(staged / threads)
         registers = held * size // 4 + gpu_cost.OTHER_REGISTERS
         allocated = math.ceil(warps / _SCHEDULERS) * _SCHEDULERS * WARP
@@ -121,13 +122,14 @@ class GpuTiles:
         """Count a warp's instructions for one stage of `steps`."""
         steps, threads, wanted, size = plan["steps"], plan["wide"] * plan["far"], plan["channels"], facts.element_bytes
         fma = _PAIRED if size == 2 and wanted % 2 == 0 else _FMA
-        loads = plan["columns"] / _widest(steps, size) + wanted / _widest(wanted, size)
+        turned = _is_turned(plan, size)
+        loads = plan["columns"] / _widest(plan["columns"] if turned else steps, size) + wanted / _widest(wanted, size)
         products = steps * (plan["columns"] * wanted * fma + loads)
         pixels, channels = plan["far"] * plan["columns"], plan["wide"] * wanted
-        copies, lanes = 0.0, _count_lanes(pixels * steps, threads, steps, size)
+        copies = 0.0
         for count, run in ((pixels * steps, steps), (channels * steps, channels)):
             copies += math.ceil(count / _count_lanes(count, threads, run, size) / threads)
-        if lanes == 1 and pixels & (pixels - 1):
+        if turned and (pixels % threads or pixels & (pixels - 1)):
             copies += _DIVIDED * math.ceil(pixels * steps / threads)
         return products + copies * _MOVED + _STAGE
 
@@ -137,8 +139,8 @@ class GpuTiles:
         wide, columns, channels = min(WARP, plan["wide"]), plan["columns"], plan["channels"]
         others = max(1, min(WARP // wide, plan["far"]))
         banks = _BANKS * 4 // size
-        near = math.gcd(banks, columns * plan["steps"]) / banks
-        data = max(1.0, others * near / _widest(plan["steps"], size))
+        row, run = (columns, columns) if _is_turned(plan, size) else (columns * plan["steps"], plan["steps"])
+        data = max(1.0, others * math.gcd(banks, row) / banks / _widest(run, size))
         return columns * data + channels * max(1.0, wide * channels / banks / _widest(channels, size))
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
@@ -149,6 +151,10 @@ class GpuTiles:
         # Indexed by the block's own loops, so that a tile stages its own elements. A pad is checked while staging.
         held = schedule.reindex(main, ("read", facts.data_at))
         schedule.set_scope(held, 0, "shared")
+        threads, turned = plan["wide"] * plan["far"], _is_turned(plan, facts.element_bytes)
+        if turned:
+            at = len(facts.batch)
+            schedule.transform_layout(held, ("write", 0), lambda *all_: [*all_[:at], *all_[at + 1 :], all_[at]])
         if facts.pad:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
         if facts.last == facts.main:
@@ -186,9 +192,8 @@ class GpuTiles:
         schedule.reorder(*sums[:-1], stage, step, unrolled, *results)
         schedule.unroll(unrolled)
         stage = schedule.fuse(*sums[:-1], stage)
-        threads = plan["wide"] * plan["far"]
-        if facts.element_bytes == 2 and few % 2 == 0:
-            # The compiler joins a pixel's loads of float32 itself.
+        if facts.element_bytes == 2 and (plan["columns"] if turned else few) % 2 == 0:
+            # The compiler joins loads of float32 itself.
             near = schedule.cache_read(main, facts.data_at, "local")
             schedule.compute_at(near, step, preserve_unit_loops=True)
             schedule.vectorize(schedule.get_loops(near)[-1])
@@ -199,7 +204,7 @@ class GpuTiles:
             side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
             run = plan["steps"] if is_data else side
             lanes = _count_lanes(side * plan["steps"], threads, run, facts.element_bytes)
-            if is_data and lanes == 1:
+            if is_data and turned:
                 # Neighbouring threads stage neighbouring pixels.
                 own = schedule.get_loops(copy)[-len(schedule.get(copy).iter_vars) :]
                 schedule.reorder(*own[len(facts.batch) + 1 :], own[len(facts.batch)])
@@ -215,6 +220,12 @@ def _count_lanes(count: int, threads: int, run: int, size: int) -> int:
     """Return the elements that a thread stages at a time: most that leave no thread without, in runs of `run`."""
     lanes = [n for n in (8, 4, 2, 1) if run % n == 0 and n * size <= _VECTOR_BYTES]
     return next((n for n in lanes if count % (n * threads) == 0), lanes[0])
+
+
+def _is_turned(plan: Plan, size: int) -> bool:
+    """Say whether pixels are contiguous in shared memory: where steps would be staged by single elements."""
+    staged = plan["far"] * plan["columns"] * plan["steps"]
+    return _count_lanes(staged, plan["wide"] * plan["far"], plan["steps"], size) == 1
 
 
 def _widest(run: int, size: int) -> int:
