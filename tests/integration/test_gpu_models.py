@@ -93,6 +93,29 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     assert comparison.matches, comparison.reason
 
 
+def test_a_model_whose_weights_are_float16(board: BoardSession) -> None:
+    """Inputs, weights and outputs are float16: the model computes in it without being asked to."""
+    entry = ZOO["tiny-cnn"]
+    model = onnx.load_model_from_string(entry.build())
+    for each in model.graph.initializer:
+        if each.data_type == onnx.TensorProto.FLOAT:
+            each.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(each).astype("float16"), each.name))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    inputs = {name: array.astype("float16") for name, array in feed().items()}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = session.run(None, inputs)
+    plan = code.plan_gpu(load_board_types()["jetson-nano"])
+    config = gpus.to_config("jetson-nano", plan, target.host_target(2), simulated=True)
+    compiled = compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], None)
+    assert compiled.workloads == compiled.by_rule == 8
+    outcome, outputs = board.run_model(SPEC, compiled.library, inputs)
+    assert outcome.status is Status.OK, outcome.message
+    assert [array.dtype for array in outputs.values()] == ["float16"]
+    comparison = compare(list(outputs.values()), wanted)
+    assert comparison.matches, comparison.reason
+
+
 @pytest.mark.parametrize("suffix", ["", "-fp16"])
 @pytest.mark.parametrize("name", ["jetson-tx2", "jetson-agx-xavier", "jetson-orin-nano-8gb"])
 def test_a_model_compiles_for_every_generation(name: str, suffix: str) -> None:

@@ -100,9 +100,10 @@ def _expanded(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
 def fold_batch_norm(graph: onnx.GraphProto) -> None:
     """Fold each BatchNormalization that alone reads a convolution's result into the convolution's weights.
 
-    All weights must be float32 initializers; the arithmetic is in float64.
+    All weights must be initializers of float32 or float16; the arithmetic is in float64.
     """
-    weights = {i.name: i for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
+    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    weights = {i.name: i for i in graph.initializer if i.data_type in kinds}
     readers: dict[str, int] = {}
     for name in [*(n for node in graph.node for n in node.input), *(value.name for value in graph.output)]:
         readers[name] = readers.get(name, 0) + 1
@@ -127,12 +128,16 @@ def fold_batch_norm(graph: onnx.GraphProto) -> None:
         factor = scale / np.sqrt(variance + _attribute(node, "epsilon", 1e-5))
         kernel = _double(weights[conv.input[1]])
         bias = _double(weights[conv.input[2]]) if len(conv.input) > 2 else np.zeros_like(mean)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(weights[conv.input[1]].data_type)
         folded = {
             f"{node.output[0]}__weight": kernel * factor.reshape(-1, *[1] * (kernel.ndim - 1)),
             f"{node.output[0]}__bias": (bias - mean) * factor + offset,
         }
+        if max(np.abs(array).max() for array in folded.values()) > np.finfo(dtype).max:
+            kept.append(node)
+            continue
         for name, array in folded.items():
-            graph.initializer.append(onnx.numpy_helper.from_array(array.astype("float32"), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(array.astype(dtype), name))
         conv.input[1:] = list(folded)
         conv.output[0] = node.output[0]
     del graph.node[:]
