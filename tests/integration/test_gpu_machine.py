@@ -109,6 +109,13 @@ ARITHMETIC: dict[str, tuple[str, str, Any, Any, Any]] = {
                       lambda a, b: divide(a, 14) + a - 7 * divide(a, 7)),
     "unsigned by a constant": ("unsigned", "a[i] / 14u", *WHOLE.view("uint32"), lambda a, b: a // 14),
     "high product": ("int", "__mulhi(a[i], b[i])", *WHOLE, lambda a, b: (a.astype("i8") * b >> 32).astype("i4")),
+    # The opposite predicate writes the register of a high product before it is used.
+    "high product under a predicate": (
+        "int",
+        "[](int v, int w) { int p, q; if (w < 42) { int d = v / 7; p = v + d; q = d * 864 + w; }"
+        " else { p = v & 15; q = __mulhi(w, v); } return p ^ q; }(a[i], b[i])", *WHOLE,
+        lambda a, b: np.where(b < 42, wrap(a.astype("i8") + divide(a, 7)) ^ wrap(divide(a, 7).astype("i8") * 864 + b),
+                              (a & 15) ^ (a.astype("i8") * b >> 32).astype("i4"))),
     "shifts": ("int", "(a[i] >> (b[i] & 31)) ^ (a[i] << 3)", *WHOLE,
                lambda a, b: (a >> (b & 31)) ^ wrap(a.astype("i8") << 3)),
     "bits": ("int", "__popc(a[i]) + __clz(b[i]) + ((a[i] & b[i]) | ~b[i])", *WHOLE,
