@@ -396,7 +396,7 @@ class VirtualBoard:
 
     def _set_clocks(self, ratio: float) -> None:
         """Distribute the load, and set every clock from it."""
-        memory, gpu = share_out(self._loads.values(), self.clusters, self.online_in)
+        self.traffic, gpu, wanted_memory, wanted_gpu = share_out(self._loads.values(), self.clusters, self.online_in)
         floor_hz = 0
         for cluster in self.clusters.values():
             online = len(self.online_in(cluster))
@@ -406,10 +406,9 @@ class VirtualBoard:
                 floor_hz = max(floor_hz, cluster.floor_hz())
         if self.gpu:
             self.gpu.busy = gpu
-            self.gpu.hz = self.gpu.clock.decide(gpu, ratio * self.gpu.clock.table[-1])
-        self.traffic = memory
+            self.gpu.hz = self.gpu.clock.decide(wanted_gpu, ratio * self.gpu.clock.table[-1])
         if self.memory:
-            self.memory_hz = self.memory.decide(floor_hz, memory)
+            self.memory_hz = self.memory.decide(floor_hz, wanted_memory)
 
     def _sum_rails(self) -> tuple[Power, ...]:
         """Every rail, the total, and the heat into the die."""

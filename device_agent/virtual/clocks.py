@@ -177,27 +177,33 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A user's load: busy `cores` of a cluster ("": of those open to the scheduler), shares of memory and GPU."""
+    """A user's load: busy `cores` of a cluster ("": of those open to the scheduler), shares of memory and GPU.
+
+    `wanted` are those shares at the highest clocks, (memory, GPU): governors follow them. None: the shares themselves.
+    """
 
     cluster: str = ""
     cores: float = 0.0
     memory: float = 0.0
     gpu: float = 0.0
+    wanted: tuple[float, float] | None = None
     expires_s: float = math.inf
 
 
 def share_out(
     loads: Iterable[Load], clusters: Mapping[str, CpuCluster], online_in: Callable[[CpuCluster], Sequence[int]]
-) -> tuple[float, float]:
-    """Set the busy cores of each cluster, at most all; return the shares of memory and GPU."""
+) -> tuple[float, float, float, float]:
+    """Set the busy cores of each cluster, at most all; return the shares of memory and GPU, and the wanted ones."""
     for cluster in clusters.values():
         cluster.busy = 0.0
-    memory = gpu = 0.0
+    totals = [0.0] * 4
     open_clusters = [cluster for cluster in clusters.values() if not cluster.isolated]
     for load in loads:
         chosen = [clusters[load.cluster]] if load.cluster in clusters else open_clusters
         cores = sum(len(online_in(cluster)) for cluster in chosen)
         for cluster in chosen:
             cluster.busy += load.cores * len(online_in(cluster)) / max(cores, 1)
-        memory, gpu = memory + load.memory, gpu + load.gpu
-    return min(memory, 1.0), min(gpu, 1.0)
+        shares = (load.memory, load.gpu)
+        totals = [total + share for total, share in zip(totals, (*shares, *(load.wanted or shares)), strict=True)]
+    memory, gpu, wanted_memory, wanted_gpu = (min(total, 1.0) for total in totals)
+    return memory, gpu, wanted_memory, wanted_gpu

@@ -146,7 +146,7 @@ class Pace:
         self._book, self._key, self._draw = work.WorkBook(folder), key, draw
         self._facts: dict[str, Any] | None = None
         self._work: work.Work | None = None
-        self._load_sent = -1.0
+        self._load_sent: tuple[float, float, float] | None = None
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
         self._core_hz, self._individual, self._memory_s = 1.0, 1.0, 1.0
@@ -168,7 +168,7 @@ class Pace:
     def end(self) -> None:
         """Return to idle after all of the board's time has passed."""
         self.settle()
-        self._load_sent = -1.0
+        self._load_sent = None
         self._tree.write(LOAD, "{}")
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
@@ -216,17 +216,19 @@ class Pace:
         if done.segments:
             return self._price_emulated(done.segments, cores) * self._draw_noise(facts)
         base_s = done.base_s(cores)
-        if self._load_sent >= 0:
+        if self._load_sent is not None:
             busy = (done.alone_s + done.shared_s) / base_s
             if done.kernels:
-                gpu_s, computing, moving = self._compute_gpu(done)
-                share = gpu_s / max(gpu_s, base_s * stretch)
-                self._send_load(busy * min(1.0, base_s * stretch / gpu_s), cores, share * computing, share * moving)
+                cpu_s = base_s * stretch
+                gpu_s, now = self._compute_gpu(done, cpu_s, *self._gpu_clocks)
+                _, wanted = self._compute_gpu(done, cpu_s, float(facts["gpu"]["highest_hz"]), 1.0)
+                self._send_load(busy * min(1.0, cpu_s / gpu_s), cores, now, wanted)
             else:
                 self._send_load(busy, cores)
             stretch, cores = self._read_clocks()
         # The CPU goes on submitting while the GPU computes.
-        board_s = max(done.base_s(cores) * stretch, self._compute_gpu(done)[0])
+        cpu_s = done.base_s(cores) * stretch
+        board_s = max(cpu_s, self._compute_gpu(done, cpu_s, *self._gpu_clocks)[0])
         return board_s * self._draw_noise(facts)
 
     def _draw_noise(self, facts: Mapping[str, Any]) -> float:
@@ -235,7 +237,7 @@ class Pace:
     def _price_emulated(self, segments: Sequence[Segment], cores: int) -> float:
         """The time of emulated code at the present clocks: its lanes' cycles, or the memory time of its lines."""
         base_s, busy_s = self._add_segments(segments, cores)
-        if self._load_sent >= 0:
+        if self._load_sent is not None:
             self._send_load(min(float(cores), busy_s / base_s), cores)
             _, cores = self._read_clocks()
             base_s, _ = self._add_segments(segments, cores)
@@ -250,13 +252,16 @@ class Pace:
         base_s, busy_s = self._added[clocks]
         return base_s * self._individual, busy_s * self._individual
 
-    def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:
-        """`gpu_time.compute_seconds` at the present clocks; zeros without GPU work."""
+    def _compute_gpu(
+        self, done: work.Work, cpu_s: float, gpu_hz: float, memory_share: float
+    ) -> tuple[float, tuple[float, float]]:
+        """The GPU's time at such clocks, and the shares of memory and GPU beside `cpu_s`; zeros without GPU work."""
         if not done.kernels:
-            return 0.0, 0.0, 0.0
-        self._read_clocks()
-        gpu_hz, memory_share = self._gpu_clocks
-        return gpu_time.compute_seconds(done.kernels, self._read_facts()["gpu"], gpu_hz, memory_share)
+            return 0.0, (0.0, 0.0)
+        facts = self._read_facts()["gpu"]
+        gpu_s, computing, moving = gpu_time.compute_seconds(done.kernels, facts, gpu_hz, memory_share)
+        share = gpu_s / max(gpu_s, cpu_s)
+        return gpu_s, (share * moving, share * computing)
 
     def settle(self) -> None:
         """Let the owed time pass; an overlong sleep of the host counts towards the next block."""
@@ -266,11 +271,16 @@ class Pace:
         self._clocks = None  # heat may have changed them
         self._shown = self._time.clocks if isinstance(self._time, WorkersTime) else None
 
-    def _send_load(self, busy: float, cores: int, gpu: float = 0.0, memory: float = 0.0) -> None:
-        if abs(busy + gpu - self._load_sent) > _SAME_LOAD * max(busy + gpu, self._load_sent):
-            self._load_sent = busy + gpu
-            memory = min(1.0, _TRAFFIC * busy / cores + memory)
-            load = {"cluster": self._cluster, "cores": busy, "memory": memory, "gpu": gpu}
+    def _send_load(
+        self, busy: float, cores: int, now: tuple[float, float] = (0.0, 0.0), wanted: tuple[float, float] | None = None
+    ) -> None:
+        pairs = zip((busy, *now), self._load_sent or (-1.0, -1.0, -1.0), strict=True)
+        if any(abs(share - sent) > _SAME_LOAD * max(share, sent) for share, sent in pairs):
+            self._load_sent = busy, *now
+            by_cpu = _TRAFFIC * busy / cores
+            load = {"cluster": self._cluster, "cores": busy, "memory": min(1.0, by_cpu + now[0]), "gpu": now[1]}
+            if wanted:
+                load["wanted"] = (by_cpu + wanted[0], wanted[1])
             self._tree.write(LOAD, json.dumps(load))
             self._clocks = self._shown = None  # the governor follows the load
 

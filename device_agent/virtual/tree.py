@@ -132,6 +132,7 @@ class Hardware:
             "processors": gpu.processors or 1,
             "memory_bytes_per_s": gpu.memory_bytes_per_s or 0.0,
             "stretch": board.individual.latency * self.faults.slowness,
+            "highest_hz": gpu.freqs_hz[-1] if gpu.freqs_hz else 0,
         }
 
     def _describe_clocks(self) -> str:
@@ -307,7 +308,7 @@ def read_load(text: str, board: VirtualBoard) -> Load | None:
             return None
         ttl_s = float(value.pop("ttl_s", math.inf))
         load = Load(**value, expires_s=board.advance() + ttl_s)
-        numbers = (load.cores, load.memory, load.gpu)
+        numbers = (load.cores, load.memory, load.gpu, *(load.wanted or (0, 0)))
         if load.cluster and load.cluster not in board.clusters:
             raise ValueError(f"no cluster {load.cluster!r}")
         if not all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers) or not ttl_s > 0:

@@ -11,7 +11,9 @@ import pytest
 from device_agent.platforms.board_time import HostTime
 from device_agent.platforms.evidence import Sensors
 from device_agent.session.plan import Plan
+from device_agent.virtual import gpu_time
 from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.gpu_time import Kernel
 from device_agent.virtual.history import OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
@@ -29,9 +31,10 @@ def make_pace(
     folder: Path | None = None,
     key: str = "k",
     draw: int = 1,
+    on_gpu: bool = False,
 ) -> Pace:
     tree = VirtualTree(board, privileged=False)
-    return Pace(tree, HostTime(), cluster, host_cores, 60.0, folder, key, draw)
+    return Pace(tree, HostTime(), cluster, host_cores, 60.0, folder, key, draw, on_gpu=on_gpu)
 
 
 def measure(board: VirtualBoard, cluster: str = "", work: Work = SECOND) -> float:
@@ -180,3 +183,19 @@ def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
     energy_j = board.exact_energy_j(TOTAL, phases.busy_start_s, phases.busy_end_s)
     power_w = board.exact_power_w(TOTAL)
     assert energy_j / phases.busy_calls == pytest.approx(power_w * latency_s, rel=0.02)
+
+
+@pytest.mark.parametrize("kernel", [Kernel(1e7, 1e3), Kernel(1e6, 1e7), Kernel(1e6, 2e7), Kernel(1e5, 1e8)])
+def test_the_governors_raise_the_clocks_for_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    """Work that the GPU or its memory limits takes as long as at the highest clocks, from the first run on."""
+    monkeypatch.setattr(gpu_time, "take_launches", list)
+    board, _ = make_board()
+    pace = make_pace(board, on_gpu=True)
+    pace.begin()
+    times = [pace.board_seconds(Work(1e-6, 0.0, (kernel,))) for _ in range(20)]
+    assert board.gpu is not None
+    with board.change():
+        board.gpu.clock.set_limits(921_600_000, 921_600_000)
+    hold(board, 1_479_000_000, 1_600_000_000)
+    fast = make_pace(board, on_gpu=True).board_seconds(Work(1e-6, 0.0, (kernel,)))
+    assert times == pytest.approx([fast] * 20, rel=0.05)
