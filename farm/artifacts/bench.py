@@ -98,9 +98,9 @@ def bench(
         order = make.CompileOrder(subject.opened, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and each not in artifacts]
+        own = subject.artifact.manifest.pipeline if subject.artifact else kind.pipeline
         ways = {
-            each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS)
-            for each in wanted
+            each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else own, each == OURS) for each in wanted
         }
         if wanted:
             say(f"{name}: compiling")

@@ -84,11 +84,11 @@ def require_made_for(manifest: Manifest, name: str, description: Description) ->
 
     Code for other cores may hit an illegal instruction, and its figures would be meaningless.
     """
-    is_real = manifest.simulated and not description.simulated
+    is_gpu = manifest.gpu is not None
+    is_other_kind = manifest.simulated != description.simulated and (manifest.simulated or is_gpu)
     # A virtual GPU's code runs on the machine that simulates the board.
-    is_virtual_gpu = manifest.gpu is not None and manifest.simulated
-    is_for_it = is_virtual_gpu or description.architecture == manifest.architecture
-    if is_for_it and description.board_type == manifest.board_type and not is_real:
+    is_for_it = (manifest.simulated and is_gpu) or description.architecture == manifest.architecture
+    if is_for_it and description.board_type == manifest.board_type and not is_other_kind:
         return
     made = manifest.board_type + (", simulated" if manifest.simulated else "")
     kind = description.board_type + (", simulated" if description.simulated else "")

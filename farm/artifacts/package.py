@@ -247,11 +247,12 @@ def _plan_wheel(package: str, artifact: Artifact) -> tuple[dict[str, bytes], str
 def _describe(package: str, version: str, manifest: Manifest) -> str:
     versions = manifest.versions
     takes, gives = (", ".join(map(str, each)) for each in (manifest.inputs, manifest.outputs))
+    where = f"the GPU of {manifest.board_type}" if manifest.gpu else manifest.board_type
     # Pillow is required only for reading images.
     return f"""Metadata-Version: 2.1
 Name: {package}
 Version: {version}
-Summary: {manifest.name}, compiled for {manifest.board_type} {_MADE} {versions["tvm-farm"]}
+Summary: {manifest.name}, compiled for {where} {_MADE} {versions["tvm-farm"]}
 Requires-Python: >=3.10
 Requires-Dist: apache-tvm=={versions["apache-tvm"]}
 Requires-Dist: apache-tvm-ffi=={versions["apache-tvm-ffi"]}

@@ -13,7 +13,7 @@ from typing import Any
 from farm import units
 from farm.emulation import runs_own_code
 from farm.errors import BoardUnsafeError, UnavailableError, UsageError
-from farm.gpu.code import plan_gpu
+from farm.gpu.code import plan_gpu, require_emulated
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
 from farm.store.standing import find_cause, unknown_board
@@ -200,7 +200,8 @@ def plan_target(board_type: BoardType, description: Mapping[str, Any], host_core
     """Return the target for a board with this description: its processor, or its GPU (`gpus.require_device`).
 
     A simulated board that runs its host's code gets this host's target with the board's cores. Raises UnavailableError
-    where a real board is of another architecture than its type.
+    where a real board is of another architecture than its type,
+    CodeRefusedError for a virtual GPU that is not emulated.
     """
     plan = _plan_processor(board_type, description, host_cores)
     if not is_for_gpu(board_type.pipeline):
@@ -209,7 +210,10 @@ def plan_target(board_type: BoardType, description: Mapping[str, Any], host_core
     # processor only starts kernels, so it makes no difference which one it is.
     simulated = plan.config is None or bool(description.get("simulated"))
     host = {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"} if simulated else plan.config
-    config = gpus.to_config(board_type.name, plan_gpu(board_type), host or {}, simulated=simulated)
+    gpu = plan_gpu(board_type)
+    if simulated:
+        require_emulated(gpu.arch)
+    config = gpus.to_config(board_type.name, gpu, host or {}, simulated=simulated)
     return TargetPlan(config, 1, 1)
 
 

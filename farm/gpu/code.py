@@ -101,8 +101,13 @@ def _find_package(name: str) -> Path:
 _MARK = b"FARMGPU2"
 
 
-def _is_emulated(arch: str) -> bool:
-    return 50 <= int(arch.removeprefix("sm_")) <= 62
+def require_emulated(arch: str) -> None:
+    """Raise CodeRefusedError for a GPU that virtual boards do not emulate."""
+    if not 50 <= int(arch.removeprefix("sm_")) <= 62:
+        raise CodeRefusedError(
+            f"virtual boards do not emulate a GPU of {arch}, only of Maxwell and Pascal (sm_5x, sm_6x)",
+            "Take a virtual jetson-nano or jetson-tx2, or a real board.",
+        )
 
 
 def pack_cubin(cubin: bytes) -> bytes:
@@ -154,10 +159,8 @@ def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
     Raises PermanentError where a compiler refuses it or a kernel exceeds the GPU's resources, and for a simulated board
     of a GPU that is not emulated.
     """
-    if simulated and not _is_emulated(plan.arch):
-        raise CodeRefusedError(
-            f"virtual boards do not emulate a GPU of {plan.arch}, only of Maxwell and Pascal (sm_5x, sm_6x)"
-        )
+    if simulated:
+        require_emulated(plan.arch)
     text = ptx.rewrite_version(ptx.compile_ptx(source, plan.arch), plan.newest_ptx)
     cubin, usages = ptx.assemble(text, plan.arch, plan.limits)
     return Made(pack_cubin(cubin) if simulated else text.encode(), tuple(usages))

@@ -12,12 +12,21 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from farm.artifacts import make, places
+from farm.artifacts import make, package, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.given_model import open_model
 from farm.artifacts.make import find_algorithm
-from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
+from farm.artifacts.manifest import (
+    Artifact,
+    GpuCode,
+    Manifest,
+    RecordUsed,
+    StoredWeights,
+    Tensor,
+    Verified,
+    WorkloadServed,
+)
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task, require_labels
 from farm.cli.model_artifacts import _say_weights, _show
@@ -132,6 +141,9 @@ def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match
         take_inputs(make_manifest(), given)
 
 
+GPU_CODE = GpuCode(arch="sm_53", ptx="6.5", kernels=1, registers=1, shared_bytes=0, threads=1, spilled_bytes=0)
+
+
 @pytest.mark.parametrize(
     ("manifest", "board", "match", "hint"),
     [
@@ -147,6 +159,12 @@ def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match
             {"simulated": True},
             ("aarch64", "jetson-nano"),
             r"for aarch64 \(jetson-nano, simulated\); board b is aarch64 \(jetson-nano\)",
+            "--board b",
+        ),
+        (
+            {"gpu": GPU_CODE},
+            ("aarch64", "jetson-nano", True),
+            r"for aarch64 \(jetson-nano\); board b is aarch64 \(jetson-nano, simulated\)",
             "--board b",
         ),
     ],
@@ -168,6 +186,15 @@ def test_an_artifact_for_a_board_is_taken() -> None:
     require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano"))
     require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano", True))
     require_made_for(make_manifest(simulated=True), "b", description("aarch64", "jetson-nano", True))
+
+
+def test_a_wheel_with_gpu_code_needs_nothing_more() -> None:
+    """Its METADATA names the GPU; what it requires is what the wheel for the CPU requires."""
+    gpu, cpu = (package._describe("m", "1", make_manifest(**each)).splitlines() for each in ({"gpu": GPU_CODE}, {}))
+    assert [line for line in gpu if line not in cpu] == [
+        "Summary: tiny-cnn, compiled for the GPU of jetson-nano by tvm-farm 0.1.0"
+    ]
+    assert len(gpu) == len(cpu)
 
 
 @pytest.mark.parametrize("place", ["file/a", "file/a/b", "x" * 300, "link/a"])
