@@ -266,7 +266,7 @@ def list_records(request: Request, wanted: RecordFilters, page: PageNumber = 1) 
         hint=hint.partition(":")[0],
         api=f"/api/v1/records?{asked}",
         command=" ".join(["farm record list", *words]),
-        export=" ".join(["farm record export records.json", *words]),
+        export=" ".join(["farm record export records", *words]),
     )
 
 
