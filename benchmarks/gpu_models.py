@@ -19,7 +19,7 @@ import onnxruntime
 
 from device_agent.platforms import gpu
 from device_agent.platforms.board_types import load_board_types as load_for_agent
-from device_agent.protocol import GPU, Engine, RunSpec
+from device_agent.protocol import GPU, Engine, RunSpec, find_processor
 from device_agent.worker import engines
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
@@ -87,10 +87,30 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
     }
 
 
+def use_gpu(board: str, home: Path) -> None:
+    """Make the virtual GPU of a board type, which `code.prepare(home)` built, this process's one."""
+    os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
+    gpu.use_folder(code.find_folder(home), load_for_agent()[board], simulated=True)
+
+
+def describe(board: str) -> tuple[dict[str, Any], float]:
+    """A board type's GPU as `gpu_time.compute_seconds` takes it, and its highest clock in Hz."""
+    kind = load_board_types()[board].gpu
+    assert kind is not None
+    facts = {key: getattr(kind, key) for key in ("arch", "processors", "memory_bytes_per_s")}
+    assert None not in facts.values()
+    return facts | {"stretch": 1}, float(max(kind.freqs_hz))
+
+
+def count_peak(board: str) -> float:
+    """FLOP per second of a board type's GPU in float32 at its highest clock."""
+    facts, hz = describe(board)
+    return 2 * find_processor(facts["arch"]).lanes * int(facts["processors"]) * hz
+
+
 def run(library: bytes, inputs: Any, board: str, program: Path) -> list[Any]:
     """A program's outputs on a virtual board's GPU, in this process; `program` is a file that is not there yet."""
-    os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
-    gpu.use_folder(code.find_folder(program.parent), load_for_agent()[board], simulated=True)
+    use_gpu(board, program.parent)
     program.write_bytes(library)
     once, collect = engines.load_program(RunSpec(Engine.RELAX_VM, device=GPU), program, dict(inputs))
     return [np.asarray(each) for each in collect(once())]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import multiprocessing
 import tempfile
 from collections.abc import Mapping
@@ -21,12 +22,12 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from device_agent.protocol import find_processor
 from device_agent.virtual import gpu_time
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
+from farm.models import networks
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.zoo import ZOO, ZooModel
@@ -68,18 +69,6 @@ def mobilenet_v1(g: GraphBuilder, x: str) -> str:
     return g.dense(g.global_average(x), 1000)
 
 
-def vgg16(g: GraphBuilder, x: str) -> str:
-    """VGG16, 1000 classes (configuration D of arXiv 1409.1556)."""
-    for channels, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(repeats):
-            x = g.relu(g.conv(x, channels, 3, pad=1))
-        x = g.max_pool(x, 2, stride=2)
-    x = g.flatten(x, g.channels(x) * 7 * 7)
-    for _ in range(2):
-        x = g.relu(g.dense(x, 4096, gain=2.0))
-    return g.dense(x, 1000)
-
-
 def densenet121(g: GraphBuilder, x: str) -> str:
     """DenseNet-121, 1000 classes (table 1 of arXiv 1608.06993)."""
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
@@ -93,6 +82,10 @@ def densenet121(g: GraphBuilder, x: str) -> str:
             x = g.concat(x, g.conv(g.relu(g.batch_norm(y)), 32, 3, pad=1, bias=False))
     return g.dense(g.global_average(g.relu(g.batch_norm(x))), 1000)
 
+
+# Configuration D of arXiv 1409.1556.
+_VGG16 = (64, 64, "M", 128, 128, "M", *(256,) * 3, "M", *(512,) * 3, "M", *(512,) * 3, "M")
+vgg16 = functools.partial(networks.vgg, layers=_VGG16)
 
 # Models beside the zoo's, with their parameters and FLOP.
 IMAGE, CLASSES = {"data": (1, 3, 224, 224)}, {"scores": (1, 1000)}
@@ -150,10 +143,6 @@ def price_all(board: str, wanted: list[tuple[str, str]]) -> list[dict[str, Any]]
 def price(board: str, name: str, precision: str, folder: Path) -> dict[str, Any]:
     """One model: its estimate at the highest clocks, the time of its FMAs and of its weights alone, and its error."""
     kind, entry = load_board_types()[board], {**ZOO, **MORE}[name]
-    gpu = kind.gpu
-    assert gpu is not None
-    assert gpu.processors is not None
-    assert gpu.memory_bytes_per_s is not None
     suffix, size = PRECISIONS[precision]
     _machine.say(f"{board}: {name} in {precision}")
     config = gpus.to_config(board, code.plan_gpu(kind), target.host_target(2), simulated=True)
@@ -167,11 +156,10 @@ def price(board: str, name: str, precision: str, folder: Path) -> dict[str, Any]
     kernels = gpu_time.sum_up(gpu_time.take_launches(), 1)
     wanted = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, dict(inputs))
     largest = max(float(np.abs(each).max()) for each in wanted)
-    facts = {"arch": gpu.arch, "processors": gpu.processors, "memory_bytes_per_s": gpu.memory_bytes_per_s, "stretch": 1}
-    gpu_hz = float(max(gpu.freqs_hz))
+    facts, gpu_hz = gpu_models.describe(board)
     seconds, computing, moving = gpu_time.compute_seconds(kernels, facts, gpu_hz, 1.0)
     products = entry.flop / 2
-    per_s = find_processor(gpu.arch).lanes * gpu.processors * gpu_hz * 4 / size
+    per_s = gpu_models.count_peak(board) / 2 * 4 / size
     published = PUBLISHED_MS[board, precision][name]
     return {
         "board": board,
@@ -183,7 +171,7 @@ def price(board: str, name: str, precision: str, folder: Path) -> dict[str, Any]
         "published_ms": published,
         "price_over_published": _machine.round_to(seconds * 1e3 / published, 3) if published else None,
         "compute_ms": _machine.round_to(products / per_s * 1e3),
-        "memory_ms": _machine.round_to(size * entry.parameters / gpu.memory_bytes_per_s * 1e3),
+        "memory_ms": _machine.round_to(size * entry.parameters / facts["memory_bytes_per_s"] * 1e3),
         "share_of_peak": _machine.round_to(products / per_s / seconds, 3),
         "slowest": [
             {"kernel": k.name, "times": k.times, "ms_each": _machine.round_to(k.cycles / gpu_hz * 1e3, 3)}

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import _machine
+import gpu_models
 import numpy as np
 import onnx
 
 from device_agent.platforms import gpu
-from device_agent.platforms.board_types import load_board_types as load_for_agent
-from device_agent.protocol import GPU, Engine, RunSpec, find_processor
+from device_agent.protocol import GPU, Engine, RunSpec
 from device_agent.virtual import gpu_time
 from device_agent.worker import engines
 from farm.errors import CodeRefusedError
@@ -133,20 +133,11 @@ class Clock:
 
     def __init__(self, board: str, folder: Path) -> None:
         code.prepare(folder)
-        os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
-        gpu.use_folder(code.find_folder(folder), load_for_agent()[board], simulated=True)
+        gpu_models.use_gpu(board, folder)
         os.environ[gpu.VIRTUAL_VARIABLE] += ";run=estimate"
-        kind = load_board_types()[board].gpu
-        assert kind is not None
-        assert kind.processors is not None
-        self._hz, self._folder, self._count = float(max(kind.freqs_hz)), folder, 0
-        self._facts = {
-            "arch": kind.arch,
-            "processors": kind.processors,
-            "memory_bytes_per_s": kind.memory_bytes_per_s,
-            "stretch": 1,
-        }
-        self.peak = 2.0 * find_processor(kind.arch).lanes * kind.processors * self._hz
+        self._facts, self._hz = gpu_models.describe(board)
+        self._folder, self._count = folder, 0
+        self.peak = gpu_models.count_peak(board)
 
     def estimate(self, workload: Workload, library: bytes) -> float:
         """Seconds of a candidate."""

@@ -6,6 +6,8 @@ errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farm.models.onnx_builder import GraphBuilder
 
 _YOLOX_WIDTH = 32
@@ -330,7 +332,12 @@ def cifar_resnet20(g: GraphBuilder, x: str) -> str:
 
 def vgg11(g: GraphBuilder, x: str) -> str:
     """VGG11, 1000 classes; 123 of its 133 million weights are dense layers'."""
-    for channels in _VGG11:
+    return vgg(g, x, _VGG11)
+
+
+def vgg(g: GraphBuilder, x: str, layers: Sequence[int | str]) -> str:
+    """A network of arXiv 1409.1556: channels of 3x3 convolutions, and "M" for a pool; 1000 classes."""
+    for channels in layers:
         x = g.max_pool(x, 2, stride=2) if isinstance(channels, str) else g.relu(g.conv(x, channels, 3, pad=1))
     x = g.flatten(x, g.channels(x) * 7 * 7)
     for _ in range(2):

@@ -98,6 +98,7 @@ def make_fault(statements: str, workspace: int, *, simulated: bool) -> bytes:
         head, begin, body = source.rpartition(") {\n")
         return code.make_code(f"{head}{begin}{statements}\n{body}", plan, simulated)
 
+    # No schedule makes a faulty kernel, so its CUDA source or its code is changed on the way.
     with mock.patch.object(lowering, "make_code", make):
         return builder.build_candidate(tvm.ir.save_json(schedule.mod), make_config(simulated=simulated))
 

@@ -51,13 +51,15 @@ def choose_winograd(unit: Unit, *, exact: bool = False) -> Choose:
     return choose
 
 
+@functools.cache
 def make_for(unit: Unit) -> Make:
     """Return the `make` for `use_winograd`: on a GPU, all tiles are one loop that its tiles divide."""
     if isinstance(unit, Core):
         return make_function
 
+    @functools.cache
     def make(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> Any:
-        count = count_tiles(shape, padding, m)
+        count = shape[0] * math.prod(count_tiles(shape, padding, m))
         function = make_joined(shape, channels, padding, m, dtype, count)
         found = GpuWinograd().read(tvm.s_tir.Schedule(function))
         wanted = channel_padding.choose_pixels(found.products, unit) if found is not None else count

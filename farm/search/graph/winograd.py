@@ -136,11 +136,9 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
     """
     batch, _, _, depth = shape
     rows, columns = count_results(shape, padding)
-    alpha, tall, wide = m + 2, -(-rows // m), -(-columns // m)
-    name = f"winograd{m}"
-    data = te.placeholder(shape, dtype, name="data")
-    weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
-    padded = _pad(data, padding, (tall * m + 2, wide * m + 2), f"{name}_pad")
+    tall, wide = count_tiles(shape, padding, m)
+    alpha, name = m + 2, f"winograd{m}"
+    data, weight, padded = _make_operands(shape, channels, padding, m, dtype)
     strips = te.compute(
         (alpha, batch, tall, wide * m + 2, depth),
         lambda i, n, y, x, c: _choose(i, transform_data(m, [padded[n, y * m + a, x, c] for a in range(alpha)])),
@@ -182,11 +180,9 @@ def make_joined(shape: Shape, channels: int, padding: Padding, m: int, dtype: st
     """
     batch, _, _, depth = shape
     rows, columns = count_results(shape, padding)
-    alpha, tall, wide = m + 2, -(-rows // m), -(-columns // m)
-    name = f"winograd{m}"
-    data = te.placeholder(shape, dtype, name="data")
-    weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
-    padded = _pad(data, padding, (tall * m + 2, wide * m + 2), f"{name}_pad")
+    tall, wide = count_tiles(shape, padding, m)
+    alpha, name = m + 2, f"winograd{m}"
+    data, weight, padded = _make_operands(shape, channels, padding, m, dtype)
 
     def transform_column(i: Any, j: Any, p: Any, c: Any) -> Any:
         tile = tirx.min(p, tirx.IntImm("int64", batch * tall * wide - 1))
@@ -220,10 +216,10 @@ def make_joined(shape: Shape, channels: int, padding: Padding, m: int, dtype: st
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
 
 
-def count_tiles(shape: Shape, padding: Padding, m: int) -> int:
-    """Return the tiles of all images."""
+def count_tiles(shape: Shape, padding: Padding, m: int) -> tuple[int, int]:
+    """Return the rows and columns of an image's tiles."""
     rows, columns = count_results(shape, padding)
-    return shape[0] * -(-rows // m) * -(-columns // m)
+    return -(-rows // m), -(-columns // m)
 
 
 def count_results(shape: Shape, padding: Padding) -> tuple[int, int]:
@@ -232,19 +228,23 @@ def count_results(shape: Shape, padding: Padding) -> tuple[int, int]:
     return shape[1] + top + bottom - KERNEL + 1, shape[2] + left + right - KERNEL + 1
 
 
-def _pad(data: Any, padding: Padding, size: tuple[int, int], name: str) -> Any:
-    """Pad data to `size` rows and columns."""
-    batch, height, width, depth = data.shape
+def _make_operands(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> tuple[Any, Any, Any]:
+    """Make the data, the transformed weights, and the data padded to whole tiles."""
+    batch, height, width, depth = shape
     top, left, _, _ = padding
-    return te.compute(
-        (batch, *size, depth),
+    tall, wide = count_tiles(shape, padding, m)
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((m + 2, m + 2, depth, channels), dtype, name="weight")
+    padded = te.compute(
+        (batch, tall * m + 2, wide * m + 2, depth),
         lambda n, y, x, c: tirx.if_then_else(
             tirx.all(y >= top, y < top + height, x >= left, x < left + width),
             data[n, y - top, x - left, c],
-            tirx.FloatImm(data.dtype, 0.0),
+            tirx.FloatImm(dtype, 0.0),
         ),
-        name=name,
+        name=f"winograd{m}_pad",
     )
+    return data, weight, padded
 
 
 def use_winograd(choose: Choose, make: Make = make_function) -> Any:
