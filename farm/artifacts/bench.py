@@ -16,7 +16,7 @@ from device_agent.protocol import CPU, Engine
 from farm.artifacts import compile, make
 from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.given_model import GivenModel
-from farm.artifacts.manifest import Artifact
+from farm.artifacts.manifest import FLOAT32, Artifact
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
@@ -162,6 +162,13 @@ def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict
     return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
 
 
+def find_precision(subject: Subject) -> str:
+    """Return what the weights of our program are stored in."""
+    if subject.opened.source.is_quantised:
+        return "int8"
+    return subject.artifact.manifest.weights.asked if subject.artifact else FLOAT32
+
+
 def _describe(
     subject: Subject,
     timed: Timed,
@@ -195,6 +202,7 @@ def _describe(
         "model": subject.opened.source.name,
         "artifact": str(subject.artifact.folder) if subject.artifact else None,
         "device": subject.device,
+        "precision": find_precision(subject),
         "sha256": subject.opened.about.sha256,
         "variants": rows,
         "doubt": timed.find_doubt(),

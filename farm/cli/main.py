@@ -92,6 +92,8 @@ _COMMANDS: Mapping[str, _Entry] = {
     "db": _Entry("store", "app", "Check and upgrade the store."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
+    "bench": _Entry("bench", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."),
+    "report": _Entry("bench", "report_app", "Reports over all kept results: models x boards."),
     "board": _Entry("board", "app", "Boards: register, reach, provision and inspect them."),
     "queue": _Entry("queue", "app", "The queue for boards: what waits, why not yet, and who has boards."),
     "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),

@@ -16,6 +16,7 @@ from farm.artifacts import checking, given_model, on_board, package, places, run
 from farm.artifacts import deploy as artifact_deploy
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
+from farm.cli import bench as bench_cli
 from farm.cli import board_remote, options, output, tables
 from farm.cli.model_artifacts import Folder, Wait
 from farm.cli.options import read_duration_s
@@ -25,6 +26,7 @@ from farm.points import requests
 from farm.points import values as point_values
 from farm.report import bench_page
 from farm.units import format_bytes
+from farm.values import BENCH, RUN
 
 PerLayer = Annotated[
     bool, typer.Option("--per-layer", help="Show what each function takes, watched in runs after the timed ones.")
@@ -132,19 +134,22 @@ def run(
         held.require_fit(manifest)
         held.pin(point, operating_point)
         ran = running.run_artifact(artifact, held, arrays, repeat, per_layer)
+        document: dict[str, Any] = {
+            "artifact": str(folder),
+            **ran.measured.model_dump(mode="json"),
+            "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
+            "out": str(out) if out else None,
+            "found": running.find(artifact, ran.outputs, 5, scale),
+            "device": manifest.device,
+            "bytes": manifest.library.bytes,
+            "precision": manifest.weights.asked,
+            "layers": ran.layers,
+            "doubt": ran.doubt,
+        }
+        board_facts = {"name": ran.measured.board, "type": ran.measured.board_type, "simulated": ran.measured.simulated}
+        bench_cli.keep(store, RUN, document, model=manifest.name, board=board_facts, device=manifest.device)
     if out is not None:
         running.write_outputs(ran.outputs, out)
-    document: dict[str, Any] = {
-        "artifact": str(folder),
-        **ran.measured.model_dump(mode="json"),
-        "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
-        "out": str(out) if out else None,
-        "found": running.find(artifact, ran.outputs, 5, scale),
-        "device": manifest.device,
-        "bytes": manifest.library.bytes,
-        "layers": ran.layers,
-        "doubt": ran.doubt,
-    }
     yield output.Failed(document, checking.find_fault(manifest))
     _print_run(document)
     if per_layer:
@@ -183,6 +188,9 @@ def bench(
         held.pin(point, operating_point)
         kind, _ = on_board.find_board(store, board)
         document, _ = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
+        for model in document["models"]:
+            kept = {**document, "models": [model]}
+            bench_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
     if out is not None:
         document["report"] = bench_page.write_report(document, out)
     wrong = [

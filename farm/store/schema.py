@@ -388,6 +388,24 @@ sweep_points = sa.Table(
     sa.UniqueConstraint("sweep", "variant", "batch", "visit", name="uq_sweep_points_identity"),
 )
 
+# What `farm model bench`, `run` and `evaluate` (`kind`) measured of one model: `document` is the command's, for that
+# model alone.
+results = sa.Table(
+    "results",
+    metadata,
+    sa.Column("id", Integer, primary_key=True, autoincrement=True),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("model", Text, nullable=False),
+    sa.Column("board", Text, nullable=False),
+    sa.Column("board_type", Text, nullable=False),
+    sa.Column("simulated", sa.Boolean, nullable=False),
+    sa.Column("device", Text, nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("by", Text, nullable=False),
+    sa.Column("recorded_at", sa.Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 # `by` is who ordered it, "" for the farm itself.
 events = sa.Table(
     "events",

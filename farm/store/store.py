@@ -13,6 +13,7 @@ from farm.store.leases import Leases
 from farm.store.pruning import Pruning
 from farm.store.queue import RequestQueue
 from farm.store.records import Decisions, StoredRecords
+from farm.store.results import Results
 from farm.store.routes import Routes
 from farm.store.session import StoreSession
 from farm.store.sweeps import Sweeps
@@ -40,7 +41,7 @@ class Store(Closing):
         self.trials, self.totals = Trials(db), Totals(db)
         self.records, self.decisions = StoredRecords(db), Decisions(db)
         self.imports = Imports(db, self.workloads, self.trials, self.records)
-        self.sweeps = Sweeps(db)
+        self.sweeps, self.results = Sweeps(db), Results(db)
         self.events, self.pruning = Events(db), Pruning(db)
 
     def close(self) -> None:

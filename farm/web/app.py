@@ -25,7 +25,7 @@ from farm.errors import FarmError
 from farm.foreign import say_plainly
 from farm.settings import Settings
 from farm.version import __version__
-from farm.web import api, live, pages, work_pages
+from farm.web import api, live, pages, result_pages, work_pages
 from farm.web.access import COOKIE, HEADERS, MEDIA_TYPE, SAFE, Access, ProblemDetails, Refused, find_role, from_error
 from farm.web.live import Hub
 from farm.web.pages import show
@@ -123,6 +123,7 @@ def make_app(settings: Settings, access: Access) -> FastAPI:
     app.include_router(api.router)
     app.include_router(pages.router)
     app.include_router(work_pages.router)
+    app.include_router(result_pages.router)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route(

@@ -19,6 +19,7 @@ from tests.acceptance.browser import Browser, open_browser
 from tests.acceptance.conftest import Home, new_home, wait_until
 from tests.integration.prometheus import prometheus_server
 from tests.unit.artifacts import verified, write
+from tests.web_store import fill_result
 
 CAMPAIGN = """\
 name: vision
@@ -74,6 +75,8 @@ def farm() -> Iterator[Home]:
             assert up.code == 0, up.err
             swept = home.run(*SWEEP, "--exhaustive", "--json")
             assert swept.code == 0, swept.err
+            with open_store(home) as store:
+                fill_result(store, 0.0224)
             home.start("campaign", "run", "vision.yaml")
             wait_until(lambda: home.count_trials() > 20, "the campaign to measure", 300.0)
             yield home
@@ -104,6 +107,7 @@ def open_store(home: Home) -> Store:
         ("/sweeps", "sweep 1"),
         ("/sweeps/1", "Latency against energy"),
         ("/records?simulated=true", "Records"),
+        ("/results", "Faster than the best rival in 1 of 1 cases"),
         ("/artifacts", "farm model compile"),
         ("/sign-in", "Token"),
     ],
@@ -123,7 +127,7 @@ def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
     note_artifact(pathlib.Path(farm.environment["FARM_HOME"]), write(farm.path / "tiny-cnn", verified=verified()))
     [(workload,)] = farm.rows("SELECT workload FROM campaign_workloads LIMIT 1")
     campaign, sweep, record = "/campaigns/vision", "/sweeps/1", f"/records/{workload}"
-    lists = ("/", "/campaigns", "/sweeps", "/records?simulated=true", "/artifacts", "/docs", "/sign-in")
+    lists = ("/", "/campaigns", "/sweeps", "/records?simulated=true", "/results", "/artifacts", "/docs", "/sign-in")
     faults, charts = [], {}
     try:
         for path in (*lists, campaign, "/boards/nano-1", sweep, record):

@@ -122,6 +122,7 @@ def test_the_api_describes_itself(client: TestClient) -> None:
 
 PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
 PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in", "/docs")
+PAGES += ("/results", "/results/compare?one=1&other=2")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -315,6 +316,7 @@ def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
 
             connection.execute(schema.workloads.update().values(name=HOSTILE))
             connection.execute(schema.sweeps.update().values(model=HOSTILE))
+            connection.execute(schema.results.update().values(model=HOSTILE, board=HOSTILE))
             order = campaign.order.model_dump(mode="json")
             order["models"][0]["name"] = HOSTILE
             for kind in order["types"]:
@@ -323,7 +325,14 @@ def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
             connection.execute(schema.fleet_campaigns.update().values(order=order, owner=HOSTILE))
     with make_client(tmp_path) as client:
         paths = ("/", "/boards/bad", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/sweeps", "/sweeps/1")
-        for path in (*paths, "/records?simulated=true", "/artifacts", f"/?text={SCRIPT}", f"/boards/{SCRIPT}"):
+        for path in (
+            *paths,
+            "/records?simulated=true",
+            "/artifacts",
+            *PAGES[-2:],
+            f"/?text={SCRIPT}",
+            f"/boards/{SCRIPT}",
+        ):
             text = client.get(path).text
             assert SCRIPT not in text, path
             assert "\u202e" not in text, path

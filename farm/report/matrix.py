@@ -1,0 +1,175 @@
+"""The matrix of kept results: models and precisions x boards, with the gain over the best rival; as CSV, text, page."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from farm import foreign, units
+from farm.report import charts, drawing, pages
+from farm.report.charts import Chart, ChartAxis, Marks, Panel, Reference
+from farm.report.results import OURS, SCORES, Costs, Figure, list_figures
+from farm.store.results import StoredResult
+
+# Programs that are no other engine: untuned TVM, a baseline of ours, and ours without records.
+_NO_RIVALS = ("TVM, untuned", "the baseline", "tvm-farm, no record")
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixCell:
+    """Our newest figures of a model on a board type, and of the best rival in the same result (None: none ran)."""
+
+    model: str
+    place: str
+    simulated: bool
+    figure: Figure
+    rival: Figure | None
+    result: int
+    scores: dict[str, float]
+
+    @property
+    def gain(self) -> float | None:
+        """Return log2 of the rival's latency over ours: 1 is twice as fast."""
+        return math.log2(self.rival.median_s / self.figure.median_s) if self.rival else None
+
+
+def make_matrix(results: Iterable[StoredResult]) -> list[MatrixCell]:
+    """Return one cell for each model, precision, batch and place, from its newest result; the greatest gain first.
+
+    A result with rivals goes before one without; scores come from the newest evaluation. `results`: newest first.
+    """
+    cells: dict[tuple[str, str, str, int], MatrixCell] = {}
+    scores: dict[tuple[str, str, str, int], dict[str, float]] = {}
+    for result in results:
+        figures = list_figures(result)
+        place = result.board_type + (" GPU" if result.device == "gpu" else "")
+        place += " (simulated)" if result.simulated else ""
+        rivals = [each for each in figures if each.code != OURS and each.code not in _NO_RIVALS]
+        best = min(rivals, key=lambda each: each.median_s, default=None)
+        for each in figures:
+            if each.code != OURS:
+                continue
+            key = (result.model, place, each.precision, each.batch)
+            if each.scores:
+                scores.setdefault(key, dict(each.scores))
+            known = cells.get(key)
+            if known is None or (known.rival is None and best is not None):
+                cells[key] = MatrixCell(result.model, place, result.simulated, each, best, result.id, {})
+    found = [dataclasses.replace(cell, scores=scores.get(key, {})) for key, cell in cells.items()]
+    return sorted(found, key=lambda each: (each.gain is None, -(each.gain or 0.0), each.model, each.place))
+
+
+_HEAD = ("model", "precision", "batch", "board", "rival", "log2_gain", "latency_s", "rival_s", "fps", "energy_j")
+
+
+def write_csv(cells: Sequence[MatrixCell], costs: Costs) -> str:
+    """Return one line for each cell, in SI units."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_HEAD, *SCORES, "per_million", "currency", "per_battery", "result"])
+    for each in cells:
+        figure, rival = each.figure, each.rival
+        row = [each.model, figure.precision, figure.batch, each.place, rival.code if rival else "", each.gain]
+        row += [figure.median_s, rival.median_s if rival else None, figure.fps, figure.energy_j]
+        row += [each.scores.get(name) for name in SCORES]
+        writer.writerow([*row, costs.price(figure), costs.currency, costs.count(figure), each.result])
+    return out.getvalue()
+
+
+def list_columns(cells: Sequence[MatrixCell], costs: Costs) -> tuple[list[str], list[list[str | None]]]:
+    """Return headings and rows of texts for people; columns without any value are left out."""
+    columns: dict[str, list[str | None]] = {
+        "Model": [each.model for each in cells],
+        "Precision": [each.figure.precision for each in cells],
+        "Batch": [str(each.figure.batch) for each in cells],
+        "Board": [each.place for each in cells],
+        "Best rival": [each.rival.code if each.rival else None for each in cells],
+        "log2 gain": [None if each.gain is None else f"{each.gain:+.2f}" for each in cells],
+        "Latency (ms)": [f"{each.figure.median_s * 1e3:.3f}" for each in cells],
+        "FPS": [f"{each.figure.fps:,.1f}" for each in cells],
+        "Energy (mJ)": [_milli(each.figure.energy_j) for each in cells],
+        **{name: [f"{each.scores[name]:.4g}" if name in each.scores else None for each in cells] for name in SCORES},
+        f"{costs.currency} per million": [_say(costs.price(each.figure), ",.2f") for each in cells],
+        "Per battery": [_say(costs.count(each.figure), ",.0f") for each in cells],
+    }
+    kept = {head: texts for head, texts in columns.items() if any(texts)}
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+
+
+def _milli(value: float | None) -> str | None:
+    return None if value is None else units.format_number(value * 1e3)
+
+
+def _say(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
+
+
+def plan_chart(cells: Sequence[MatrixCell]) -> Chart | None:
+    """Plan the gains: a row for each model and precision, a colour for each board; None without a rival."""
+    shown = [each for each in cells if each.gain is not None]
+    if not shown:
+        return None
+    names = list(dict.fromkeys(_name(each) for each in shown))
+    places = sorted({each.place for each in shown})
+    marks = []
+    for index, place in enumerate(places):
+        mine = [each for each in shown if each.place == place]
+        marks.append(
+            Marks(
+                tuple(float(each.gain or 0.0) for each in mine),
+                tuple(-float(names.index(_name(each))) for each in mine),
+                charts.COLOURS[index % len(charts.COLOURS)],
+                place,
+                shape="o",
+                size=9.0,
+                texts=tuple(f"{each.figure.median_s * 1e3:.3g} ms" for each in mine) if len(places) == 1 else (),
+            )
+        )
+    reach = max(1.0, *(abs(each.gain or 0.0) for each in shown)) * 1.15
+    axis = ChartAxis("log2 of the best rival's latency over ours: 1 is twice as fast", -reach, reach)
+    return Chart(
+        "matrix",
+        "Gain over the best rival by model, precision and board",
+        f"Faster than the best rival in {sum((each.gain or 0) > 0 for each in shown)} of {len(shown)} cases",
+        "right of 0: tvm-farm is faster",
+        (Panel(axis, ChartAxis(rows=tuple(names)), tuple(marks), (Reference(charts.INK, "as fast", x=0.0),)),),
+        1.0 + 0.34 * len(names),
+        all(each.simulated for each in shown),
+    )
+
+
+def _name(cell: MatrixCell) -> str:
+    batch = f", batch {cell.figure.batch}" if cell.figure.batch > 1 else ""
+    return f"{foreign.say_plainly(cell.model)[:40]} {cell.figure.precision}{batch}"
+
+
+def write_matrix(cells: Sequence[MatrixCell], costs: Costs, folder: Path) -> dict[str, str]:
+    """Write page, Markdown, CSV and the chart into `folder`, made if need be; return their paths. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chart = plan_chart(cells)
+    pictures = [drawing.save(chart, folder)] if chart else []
+    head, rows = list_columns(cells, costs)
+    left = [head.index(each) for each in ("Model", "Precision", "Board", "Best rival") if each in head]
+    table = pages.make_table(head, [[each or "–" for each in row] for row in rows], left)
+    simulated = [each for each in cells if each.simulated]
+    page = pages.ReportPage(
+        title="Models x boards",
+        subtitle=f"{len(cells)} cases from kept results, the newest of each",
+        simulated="figures of boards marked so come from models of hardware." if simulated else "",
+        answers=(),
+        summary=(chart.headline + ".",) if chart else ("No rival was timed beside ours.",),
+        sections=(pages.Section("Results", [table]),),
+        footer="Written by farm report matrix.",
+    )
+    files = {
+        "csv": ("matrix.csv", write_csv(cells, costs)),
+        "markdown": ("matrix.md", pages.write_markdown(page, pictures)),
+    }
+    files["page"] = ("matrix.html", pages.write_html(page, pictures, ("matrix.csv", "matrix.md")))
+    pages.write_files(folder, dict(files.values()))
+    paths = {kind: str(folder / name) for kind, (name, _) in files.items()}
+    return paths | {each.name: str(folder / each.file) for each in pictures}

@@ -1,0 +1,169 @@
+"""Figures of kept results (`store.results`): what each program took, compared between two results, and costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from farm.errors import UsageError
+from farm.store.results import StoredResult
+from farm.values import BENCH, EVALUATE
+
+OURS = "tvm-farm"
+# Scores in the order of their columns: shares of 1, except errors.
+SCORES = ("top1", "top5", "map50", "map", "error")
+_PRICE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{3})\s*")
+_BATTERY = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(Wh|kWh|J|kJ)\s*")
+_JOULES = {"Wh": 3600.0, "kWh": 3.6e6, "J": 1.0, "kJ": 1e3}
+_A_MILLION = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One program's figures of one result; latency (s, with the ends of its 95 % interval) is of a whole batch."""
+
+    code: str
+    precision: str
+    batch: int
+    median_s: float
+    low_s: float
+    high_s: float
+    energy_j: float | None = None
+    size: int | None = None
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def fps(self) -> float:
+        """Inferences per second."""
+        return self.batch / self.median_s
+
+
+def list_figures(result: StoredResult) -> list[Figure]:
+    """Return the figures of a result's programs, ours first."""
+    document = result.document
+    if result.kind == BENCH:
+        (model,) = document["models"]
+        rows = [(name, row) for name, row in model["variants"].items() if row["latency_s"]]
+        return [_read(name, row, str(model.get("precision", "float32")), model.get("batch") or 1) for name, row in rows]
+    if result.kind == EVALUATE:
+        return [
+            _read(OURS, row, row["precision"], 1, row.get("scores", {})) for row in document["rows"] if row["latency_s"]
+        ]
+    return [_read(OURS, {**document, "latency_s": document["latency"]}, str(document.get("precision", "float32")), 1)]
+
+
+def _read(
+    name: str, row: Mapping[str, Any], precision: str, batch: int, scores: Mapping[str, Any] | None = None
+) -> Figure:
+    latency = row["latency_s"]
+    return Figure(
+        row.get("label") or name,
+        str(row.get("precision") or precision),
+        int(row.get("batch") or batch),
+        float(latency["median"]),
+        float(latency["ci_low"]),
+        float(latency["ci_high"]),
+        row.get("energy_j"),
+        row.get("bytes"),
+        {key: float(scores[key]) for key in SCORES if scores and isinstance(scores.get(key), (int, float))},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A program in two results: the second latency over the first, with the ends that both intervals allow.
+
+    `energy` is the second energy over the first, None where one has none.
+    """
+
+    one: Figure
+    other: Figure
+    ratio: float
+    low: float
+    high: float
+    energy: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Return faster, slower, or "tie" where the intervals allow both."""
+        return "faster" if self.high < 1 else "slower" if self.low > 1 else "tie"
+
+
+def compare(one: StoredResult, other: StoredResult) -> list[Change]:
+    """Compare programs that both results have, per inference. Raises UsageError where there is none."""
+    known = {(each.code, each.precision, each.batch): each for each in list_figures(one)}
+    found = []
+    for second in list_figures(other):
+        first = known.get((second.code, second.precision, second.batch))
+        if first is not None:
+            energies = first.energy_j, second.energy_j
+            found.append(
+                Change(
+                    first,
+                    second,
+                    second.median_s / first.median_s,
+                    second.low_s / first.high_s,
+                    second.high_s / first.low_s,
+                    energies[1] / energies[0] if energies[0] and energies[1] else None,
+                )
+            )
+    if not found:
+        raise UsageError(
+            f"results {one.id} and {other.id} have no program in common",
+            "`farm bench show` lists the programs, precisions and batch sizes of each.",
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Prices with their currency, and a battery (J); None where not given."""
+
+    per_hour: float | None = None
+    per_kwh: float | None = None
+    currency: str = ""
+    battery_j: float | None = None
+
+    def price(self, figure: Figure) -> float | None:
+        """Return the cost of a million inferences: the board's time and its energy. None without what it needs."""
+        if self.per_hour is None and self.per_kwh is None:
+            return None
+        if self.per_kwh is not None and figure.energy_j is None:
+            return None
+        spent_h = _A_MILLION / figure.fps / 3600
+        energy_kwh = _A_MILLION * (figure.energy_j or 0.0) / figure.batch / 3.6e6
+        return spent_h * (self.per_hour or 0.0) + energy_kwh * (self.per_kwh or 0.0)
+
+    def count(self, figure: Figure) -> float | None:
+        """Return how many inferences the battery has, idle power of the board included. None without a sensor."""
+        if self.battery_j is None or not figure.energy_j:
+            return None
+        return self.battery_j * figure.batch / figure.energy_j
+
+
+def read_costs(per_hour: str, per_kwh: str, battery: str) -> Costs:
+    """Read `0.05EUR`, `0.30EUR` and `50Wh`; "" for none. Raises UsageError."""
+    prices = dict(_read_prices({"--price-per-hour": per_hour, "--price-per-kwh": per_kwh}))
+    currencies = sorted({currency for _, currency in prices.values()})
+    if len(currencies) > 1:
+        raise UsageError(f"prices are in {' and '.join(currencies)}", "Give both in one currency.")
+    found = None
+    if battery and not (found := _BATTERY.fullmatch(battery)):
+        raise UsageError(f"--battery {battery[:40]!r} is no energy", "Examples: 50Wh, 180kJ.")
+    none = None, ""
+    return Costs(
+        prices.get("--price-per-hour", none)[0],
+        prices.get("--price-per-kwh", none)[0],
+        "".join(currencies),
+        float(found[1]) * _JOULES[found[2]] if found else None,
+    )
+
+
+def _read_prices(texts: Mapping[str, str]) -> Iterator[tuple[str, tuple[float, str]]]:
+    for option, text in texts.items():
+        if text and not (found := _PRICE.fullmatch(text)):
+            raise UsageError(f"{option} {text[:40]!r} is no price with its currency", "Examples: 0.05EUR, 1.20USD.")
+        if text and found:
+            yield option, (float(found[1]), found[2].upper())

@@ -1,0 +1,85 @@
+"""Kept results of `farm model bench`, `run` and `evaluate`, a row for each model; `farm.report.results` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from farm.errors import UsageError
+from farm.store import schema
+from farm.store.session import StorePart
+
+_MAX_ID = 2**63 - 1
+
+
+class StoredResult(NamedTuple):
+    """One model measured once on a board; `document` is what the command prints with `--json`, for this model alone."""
+
+    id: int
+    kind: str
+    model: str
+    board: str
+    board_type: str
+    simulated: bool
+    device: str
+    document: Mapping[str, Any]
+    by: str
+    recorded_at: float
+
+
+class Results(StorePart):
+    """Queries on `results`."""
+
+    def add(
+        self,
+        kind: str,
+        document: Mapping[str, Any],
+        *,
+        model: str,
+        board: str,
+        board_type: str,
+        simulated: bool,
+        device: str,
+        by: str,
+    ) -> int:
+        """Keep a result; return its number."""
+        with self._db.writing() as connection:
+            done = connection.execute(
+                schema.results.insert().values(
+                    kind=kind,
+                    model=model,
+                    board=board,
+                    board_type=board_type,
+                    simulated=simulated,
+                    device=device,
+                    document=dict(document),
+                    by=by,
+                    recorded_at=self._db.wall_clock(),
+                )
+            )
+            assert done.inserted_primary_key
+            return int(done.inserted_primary_key[0])
+
+    def fetch(
+        self, *, kind: str = "", model: str = "", board_type: str = "", limit: int = 1000, offset: int = 0
+    ) -> list[StoredResult]:
+        """Return results, the newest first; "" chooses all."""
+        table = schema.results
+        wanted = {"kind": kind, "model": model, "board_type": board_type}
+        query = sa.select(*(table.c[name] for name in StoredResult._fields)).order_by(table.c.id.desc())
+        query = query.where(*(table.c[name] == value for name, value in wanted.items() if value))
+        return self._db.read(query.limit(limit).offset(offset), StoredResult)
+
+    def count(self) -> int:
+        """Return the number of results."""
+        return self._db.count(schema.results)
+
+    def require(self, result: int) -> StoredResult:
+        """Return one result. Raises UsageError for an unknown one."""
+        table = schema.results
+        query = sa.select(*(table.c[name] for name in StoredResult._fields)).where(table.c.id == min(result, _MAX_ID))
+        for found in self._db.read(query, StoredResult):
+            return found
+        raise UsageError(f"there is no result {result}", "`farm bench list` shows those that there are.")
