@@ -11,7 +11,7 @@ import typer
 
 from farm.artifacts import given_model
 from farm.campaign import plan_models
-from farm.cli import model_artifacts, model_board, options, output, tables
+from farm.cli import model_artifacts, model_board, model_explain, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import inputs as model_inputs
@@ -92,6 +92,7 @@ app.command("package")(model_artifacts.package)
 app.command("deploy")(model_board.deploy)
 app.command("run")(model_board.run)
 app.command("bench")(model_board.bench)
+app.command("explain")(model_explain.explain)
 app.command("quantize")(quantize)
 
 

@@ -51,6 +51,7 @@ PAGES: Mapping[str, str] = {
     "farm.cli.model": "bring-a-model",
     "farm.cli.model_artifacts": "deploy-a-model",
     "farm.cli.model_board": "deploy-a-model",
+    "farm.cli.model_explain": "explain-a-model",
     "farm.cli.notices": "watch-the-farm",
     "farm.cli.provision": "provision-boards",
     "farm.cli.queue": "run-the-farm",

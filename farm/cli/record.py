@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +18,14 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.metaschedule import exchange
 from farm.processes import machine
+from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.report import campaign_rows, record_document
+from farm.search.build import printing
 from farm.settings import StoreLocation, parse_store
 from farm.store import Store, database, imports
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
+from farm.values import Workload as StoredWorkload
 
 Workload = Annotated[
     str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
@@ -194,13 +199,34 @@ def list_records(wanted: record_document.Filters) -> output.Document:
 
 @app.command("show")
 @output.command
-def show_record(workload: _Which) -> output.Document:
-    """Show all records of a workload. Where they hold, how they were verified, where they are from."""
+def show_record(
+    workload: _Which,
+    board_type: BoardType = "",
+    operating_point: Point = "",
+    simulated: Annotated[bool, typer.Option("--simulated", help="Only records of virtual boards.")] = False,
+    tir: Annotated[bool, typer.Option("--tir", help="Print the scheduled function instead.")] = False,
+    llvm: Annotated[bool, typer.Option("--llvm", help="Print LLVM's code of a CPU record instead.")] = False,
+    asm: Annotated[bool, typer.Option("--asm", help="Print the assembly of a CPU record instead.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Print the CUDA C of a GPU record instead.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of a GPU record instead.")] = False,
+) -> output.Document:
+    """Show all records of a workload, or the code of one. Where they hold, how they were verified, where from."""
+    given = {"tir": tir, "llvm": llvm, "asm": asm, "cuda": cuda, "ptx": ptx}
+    forms = [form for form, wanted in given.items() if wanted]
+    if len(forms) > 1:
+        raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other", "Give one of them.")
+    kind = board_types.require_board_type(board_type).name if board_type else None
     with options.open_store() as store:
         key, name = record_document.require_workload(store, workload)
         about = store.workloads.fetch_by_hash([key])[key]
-        records = store.records.fetch(workloads=[key], simulated=None)
+        found = store.records.fetch(workloads=[key], simulated=True if simulated else None)
+        records = [
+            each for each in found if kind in (None, each.board_type) and operating_point in ("", each.operating_point)
+        ]
         codes = record_document.name_codes(store, records)
+    if forms:
+        yield from _print_code(about, records, forms[0])
+        return
     yield record_document.make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about.arguments)
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about.pipeline}")
@@ -213,6 +239,16 @@ def show_record(workload: _Which) -> output.Document:
             output.say(f"{where}: {_NATIVE}")
         if each.origin:
             output.say(f"{where}: {_tell_origin(each)}")
+
+
+def _print_code(workload: StoredWorkload, records: list[Record], form: str) -> output.Document:
+    record = record_document.require_one(workload.name, records)
+    job = functools.partial(printing.print_code, workload.module_json, record.trace_json, workload.target, form)
+    code = compile_in_subprocess(job, workload.name)
+    about: dict[str, Any] = {"workload": workload.hash, "name": workload.name, "board_type": record.board_type}
+    about |= {"operating_point": record.operating_point, "simulated": record.simulated}
+    yield about | {"candidate": record.candidate, "form": form, "code": code}
+    output.to_stream(sys.stdout, code.encode().rstrip() + b"\n")
 
 
 @app.command("best")

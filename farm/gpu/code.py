@@ -127,10 +127,11 @@ class GpuPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Compiled code and the resources of its kernels."""
+    """Compiled code, the resources of its kernels, and its CUDA C."""
 
     code: bytes = dataclasses.field(repr=False)
     usages: tuple[ptx.Usage, ...]
+    source: str = dataclasses.field(repr=False)
 
 
 # The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
@@ -163,4 +164,4 @@ def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
         require_emulated(plan.arch)
     text = ptx.rewrite_version(ptx.compile_ptx(source, plan.arch), plan.newest_ptx)
     cubin, usages = ptx.assemble(text, plan.arch, plan.limits)
-    return Made(pack_cubin(cubin) if simulated else text.encode(), tuple(usages))
+    return Made(pack_cubin(cubin) if simulated else text.encode(), tuple(usages), source)

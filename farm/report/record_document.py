@@ -17,7 +17,7 @@ from farm.store import Store
 from farm.store.records import RecordCriteria
 from farm.types import documents
 from farm.units import format_latency, parse_duration_s
-from farm.values import Record, Workload, operator_kind
+from farm.values import DEFAULT_POINT, Record, Workload, operator_kind
 
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 
@@ -100,6 +100,21 @@ def require_workload(store: Store, text: str) -> tuple[str, str]:
         more = ", …" if len(found) > 5 else ""
         raise UsageError(f"{len(found)} workloads are meant by {text!r}: {some}{more}", "Give more of the hash.")
     return found[0]
+
+
+def require_one(name: str, records: Sequence[Record]) -> Record:
+    """Return the only record, of several points the one at the default clocks. Raises UsageError for none or several.
+
+    A real board's record comes before a virtual one's.
+    """
+    if not records:
+        raise UsageError(f"{name} has no such record", "`farm record show WORKLOAD` lists all that it has.")
+    real = [each for each in records if not each.simulated] or list(records)
+    chosen = [each for each in real if each.operating_point == DEFAULT_POINT] or real
+    if len(chosen) > 1:
+        places = ", ".join(sorted(f"{each.board_type} @ {each.operating_point}" for each in chosen))
+        raise UsageError(f"{name} has {len(chosen)} records: {places}", "Choose by --board-type or --operating-point.")
+    return chosen[0]
 
 
 def find_campaign(store: Store, text: str) -> int:

@@ -171,6 +171,7 @@ class Dense:
         step *= _COLLIDING if self._collides(facts, plan, core) else 1.0
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
+        near = tiles * (inner - facts.depth * step)
         moved = 2 + count_moved(plan)
         written = tile * vectors * moved / core.loads_per_cycle(lanes * facts.element_bytes * 8)
         compute = tiles * (inner + written + parts * _TILE_CYCLES)
@@ -193,7 +194,7 @@ class Dense:
         regions = 2 if copied and plan["pad"] != PAD_ROWS else 1
         seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
         terms = {"compute": compute, "far": fetched, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
-        return Prediction(seconds, terms)
+        return Prediction(seconds, {**terms, "near": near})
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Estimate the cycles of one reduction step of a tile."""

@@ -21,7 +21,8 @@ Plan = Mapping[str, int]
 class Prediction:
     """Predicted cost of a plan: seconds, and the cycles of one core by cause.
 
-    `seconds` alone orders plans; `terms` serve the cost model and explanations.
+    `seconds` alone orders plans; `terms` serve the cost model and explanations. Of the cycles `compute`, `near` stall
+    for L2; `kernels` is the number of launches where it is not one.
     """
 
     seconds: float

@@ -63,7 +63,8 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
     # Other warps, and independent instructions of the same one, hide latency.
     parallel = min(_MOST_PARALLEL, max(1, work.held))
     filled = min(1.0, resident * warps * parallel / (unit.fma_cycles * width))
-    busy = max(issued / width / filled, work.shared_turns, work.moved_bytes / work.blocks / PORT_BYTES)
+    near = work.moved_bytes / work.blocks / PORT_BYTES
+    busy = max(issued / width / filled, work.shared_turns, near)
     waited = work.waits * _MEMORY_CYCLES + work.barriers * _BARRIER_CYCLES + issued / warps
     cycles = max(own * busy, own / resident * waited)
     far_s = work.far_bytes / gpu.memory_bytes_per_s
@@ -74,6 +75,7 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
         "pad": work.shared_turns * own,
         "balance": own * gpu.processors / work.blocks,
         "steps": resident * warps,
+        "near": cycles if cycles == own * near else 0.0,
     }
     return Prediction(seconds, terms)
 

@@ -113,6 +113,7 @@ class GpuTiles:
             "pad": stages * turns,
             "balance": math.ceil(own) / own,
             "steps": float(resident * warps),
+            "near": stages * near + written if near > max(issued, turns) else written,
         }
         # Traffic and work overlap, but not wholly.
         return Prediction(math.hypot(cycles / core.freq_hz, far_s) + START_S, terms)

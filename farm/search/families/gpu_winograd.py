@@ -86,7 +86,7 @@ class GpuWinograd:
         forth = _move(tiles.data_bytes * (1 + _MISSED), facts.data_bytes + tiles.data_bytes, core)
         back = _move(tiles.result_bytes + facts.result_bytes, tiles.result_bytes + facts.result_bytes, core)
         terms = {**products.terms, "transforms": (forth + back) * core.freq_hz}
-        return Prediction(products.seconds + forth + back, terms)
+        return Prediction(products.seconds + forth + back, {**terms, "kernels": 3.0})
 
     def apply(self, schedule: Any, facts: JoinedWinograd, plan: Plan) -> None:
         """Give each transform a kernel before and after the one of the products, and unroll a tile's own loops."""

@@ -1,0 +1,157 @@
+"""Explain an artifact layer by layer: family and plan, estimated and measured latency, share of the roofline, limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+
+from device_agent.protocol import START_S
+from farm.artifacts.given_model import GivenModel
+from farm.artifacts.manifest import Artifact, Manifest, WorkloadServed
+from farm.inventory.board_types import require_board_type
+from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.search import cores, default_schedule, gpus
+from farm.search.cores import Core
+from farm.search.families import rule
+from farm.search.families.family import Plan, Prediction, Unit
+from farm.search.families.words import describe_plan
+from farm.search.gpus import TargetGpu
+from farm.search.target import make_target
+from farm.search.tvm_env import ms
+from farm.search.workloads import prepare_model
+from farm.store import Store
+from farm.values import Workload
+
+# What limits a layer: the largest part of its estimate.
+LIMITS = ("compute", "shared memory", "L2 bandwidth", "L3 bandwidth", "DRAM bandwidth", "launch overhead")
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """A device at its highest clocks: float32 FLOP/s of all its cores, and achievable bytes/s of its memory."""
+
+    flop_per_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def of(cls, unit: Unit) -> Roofline:
+        """Return that of a target's cores or GPU."""
+        if isinstance(unit, TargetGpu):
+            return cls(2.0 * unit.unit.lanes * unit.processors * unit.freq_hz, unit.memory_bytes_per_s)
+        rate = unit.fma_per_cycle(unit.vector_bits) * unit.lanes(4)
+        return cls(2.0 * rate * unit.threads * unit.freq_hz, unit.memory_bytes_per_s)
+
+
+def explain(artifact: Artifact, opened: GivenModel, store: Store) -> dict[str, Any]:
+    """Return the document of `farm model explain`. Raises UsageError for a model that is not the artifact's."""
+    manifest = artifact.manifest
+    used = {each.record.candidate for each in manifest.workloads if each.record}
+    records = store.records.fetch(workloads=[each.hash for each in manifest.workloads], simulated=None)
+    traces = {each.candidate: each.trace_json for each in records if each.candidate in used}
+    job = functools.partial(_list_layers, manifest, opened, traces)
+    layers, roofline = compile_in_subprocess(job, manifest.name)
+    times = [each["total_s"] for each in layers if each["total_s"] is not None]
+    newest = max(manifest.measured, key=lambda each: each.at, default=None)
+    return {
+        "artifact": str(artifact.folder),
+        "model": manifest.name,
+        "board_type": manifest.board_type,
+        "device": manifest.device,
+        "simulated": manifest.simulated,
+        "operating_point": manifest.operating_point,
+        "threads": manifest.threads,
+        "roofline": dataclasses.asdict(roofline),
+        "layers": layers,
+        "sum_s": math.fsum(times) if len(times) == len(layers) else None,
+        "flop": math.fsum(each["flop"] * each["weight"] for each in layers),
+        "whole": None if newest is None else newest.model_dump(mode="json"),
+    }
+
+
+def _list_layers(
+    manifest: Manifest, opened: GivenModel, traces: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], Roofline]:
+    """Return the layers with the longest total first; runs in a compiler's process."""
+    shapes = {each.name: each.shape for each in manifest.inputs}
+    prepared = prepare_model(opened.source.load(), shapes, manifest.target, manifest.pipeline)
+    known = {each.hash: each for each in prepared.workloads}
+    gpu = gpus.is_gpu(manifest.target)
+    unit = gpus.gpu_of(manifest.target) if gpu else cores.core_of(manifest.target, manifest.threads)
+    factor = cores.find_clock_factor(manifest.target, require_board_type(manifest.board_type))
+    roofline = Roofline.of(unit)
+    if isinstance(unit, Core):
+        roofline = dataclasses.replace(roofline, flop_per_s=roofline.flop_per_s / factor)
+    layers = [_explain(each, known[each.hash], unit, factor, roofline, traces) for each in manifest.workloads]
+    return sorted(layers, key=lambda each: -(each["total_s"] or 0.0)), roofline
+
+
+def _explain(
+    served: WorkloadServed,
+    workload: Workload,
+    unit: Unit,
+    clock_factor: float,
+    roofline: Roofline,
+    traces: Mapping[str, str],
+) -> dict[str, Any]:
+    found = _find_plan(served, workload, traces)
+    family, plan = found or (None, None)
+    predicted = found and _predict(workload, unit, *found)
+    moved = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in workload.arguments)
+    latency_s = served.latency_s
+    is_measured = served.source == "record"
+    return {
+        "workload": served.hash,
+        "name": served.name,
+        "weight": served.weight,
+        "source": served.source,
+        "family": family,
+        "plan": plan and dict(plan),
+        "words": describe_plan(family, plan) if family and plan else None,
+        "estimated_s": predicted.seconds * clock_factor if predicted else None,
+        "measured_s": latency_s if is_measured else None,
+        "total_s": None if latency_s is None else served.weight * latency_s,
+        "flop": served.flop,
+        "bytes": moved,
+        "compute_share": served.flop / latency_s / roofline.flop_per_s if latency_s else None,
+        "bandwidth_share": moved / latency_s / roofline.bytes_per_s if latency_s else None,
+        "limit": name_limit(predicted, unit, moved) if predicted else None,
+    }
+
+
+def _find_plan(served: WorkloadServed, workload: Workload, traces: Mapping[str, str]) -> tuple[str, Plan] | None:
+    """Return family and plan: of the record's trace, else of the rule; None for TVM's own schedules."""
+    if served.record is not None:
+        trace = traces.get(served.record.candidate)
+        return rule.read_mark(json.loads(trace)[0][0]) if trace else None
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+    found = default_schedule.find_default(workload, entry, make_target(workload.target))
+    return (found.family, found.plan) if found and served.source == "rule" else None
+
+
+def _predict(workload: Workload, unit: Unit, family: str, plan: Plan) -> Prediction | None:
+    outlooks = rule.list_outlooks(tvm.ir.load_json(workload.module_json), unit)
+    return next((each.predict(plan) for each in outlooks if each.family.name == family), None)
+
+
+def name_limit(predicted: Prediction, unit: Unit, moved_bytes: float) -> str:
+    """Name the largest part of an estimate, one of `LIMITS`; `moved_bytes` are a call's arguments and results."""
+    terms = predicted.terms
+    near, pad, far = terms.get("near", 0.0), terms.get("pad", 0.0), terms.get("far", 0.0)
+    compute, transforms = terms.get("compute", 0.0) - near, terms.get("transforms", 0.0)
+    if isinstance(unit, TargetGpu):
+        launch = START_S * unit.freq_hz * terms.get("kernels", 1.0)
+        parts = {"compute": compute, "shared memory": pad, "L2 bandwidth": near, "DRAM bandwidth": far + transforms}
+    else:
+        launch = unit.region_s * unit.freq_hz * unit.threads if unit.threads > 1 else 0.0
+        cached = "L2" if moved_bytes <= unit.l2_bytes else "L3" if moved_bytes <= unit.l3_bytes else "DRAM"
+        parts = {"compute": compute + transforms, "L2 bandwidth": near + pad}
+        parts[f"{cached} bandwidth"] = parts.get(f"{cached} bandwidth", 0.0) + far
+    parts["launch overhead"] = launch
+    return max(parts, key=lambda each: parts[each])

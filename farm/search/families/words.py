@@ -1,0 +1,54 @@
+"""Plans in words, for people who read a model's report; loads no compiler."""
+
+from __future__ import annotations
+
+from farm.search.families.family import Plan
+
+# By option: words with its value, or words for each value; options that are off are left out.
+_WORDS: dict[str, str | dict[int, str]] = {
+    "order": {0: "rows outside", 1: "channels outside"},
+    "steps": "{} reduction steps at once",
+    "parts": "reduction in {} parts",
+    "unit": "{} rows of Winograd tiles at a time",
+    "strip": "fused in strips of {} rows",
+    "lines": "{} rows padded together",
+    "pieces": "{} chunks",
+    "beside": "{} results beside each other",
+    "shares": "{} threads share a result",
+    "threads": "{} threads",
+    "each": "{} results per thread",
+    "held": {1: "values held in registers"},
+    "cut": {1: "cut where inputs join"},
+    "write": "{} written",
+    "read": "{} read at once",
+}
+_DENSE_PADS = {0: "padded first", 1: "padded by rows", 2: "padded with a skew", 3: "read in place"}
+_DEPTHWISE = {
+    "pad": {0: "padded first", 1: "padded by rows", 2: "padded by rows, borders apart", 3: "read in place"},
+    "unroll": {0: "columns unrolled", 1: "kernel unrolled"},
+}
+
+
+def describe_plan(family: str, plan: Plan) -> str:
+    """Return a family's plan in words, such as `4x2 pixels by 3 vectors of 4, padded by rows`."""
+    left, said = dict(plan), list[str]()
+    if {"wide", "far", "columns", "channels"} <= left.keys():
+        wide, far, columns, channels = (left.pop(name) for name in ("wide", "far", "columns", "channels"))
+        said = [f"{wide}x{far} threads, {channels} channels by {columns} pixels each"]
+    elif {"pixels", "vectors", "lanes"} <= left.keys():
+        rows, pixels, vectors, lanes = (left.pop(name, 1) for name in ("rows", "pixels", "vectors", "lanes"))
+        said = [f"{rows}x{pixels} pixels by {vectors} vectors of {lanes}"]
+    elif "lanes" in left:
+        said = [f"vectors of {left.pop('lanes')}"]
+    if "own_pixels" in left:
+        said.append(f"then {left.pop('own_pixels')} pixels by {left.pop('own_vectors')} vectors")
+    if {"columns", "rows"} <= left.keys() and (window := (left.pop("rows"), left.pop("columns"))) != (1, 1):
+        said.append(f"windows of {window[0]}x{window[1]}")
+    known = {**_WORDS, **(_DEPTHWISE if family == "depthwise" else {"pad": _DENSE_PADS})}
+    for name, value in left.items():
+        words = known.get(name, f"{name} {{}}")
+        if isinstance(words, dict):
+            said.append(words.get(value, ""))
+        elif value > 1:
+            said.append(words.format(value))
+    return ", ".join(filter(None, said)) or "one thread"
