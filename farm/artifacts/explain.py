@@ -29,9 +29,6 @@ from farm.search.workloads import prepare_model
 from farm.store import Store
 from farm.values import Workload
 
-# What limits a layer: the largest part of its estimate.
-LIMITS = ("compute", "shared memory", "L2 bandwidth", "L3 bandwidth", "DRAM bandwidth", "launch overhead")
-
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
@@ -141,7 +138,7 @@ def _predict(workload: Workload, unit: Unit, family: str, plan: Plan) -> Predict
 
 
 def name_limit(predicted: Prediction, unit: Unit, moved_bytes: float) -> str:
-    """Name the largest part of an estimate, one of `LIMITS`; `moved_bytes` are a call's arguments and results."""
+    """Name the largest part of an estimate, one of `words.LIMITS`; `moved_bytes` are a call's arguments and results."""
     terms = predicted.terms
     near, pad, far = terms.get("near", 0.0), terms.get("pad", 0.0), terms.get("far", 0.0)
     compute, transforms = terms.get("compute", 0.0) - near, terms.get("transforms", 0.0)

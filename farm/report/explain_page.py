@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm import units
-from farm.artifacts.explain import LIMITS
 from farm.report import charts, drawing, pages
 from farm.report.charts import Chart, ChartAxis, Marks, Panel
+from farm.search.families.words import LIMITS
 
 _MOST_LAYERS = 24
 _UNKNOWN = "unknown"

@@ -16,6 +16,7 @@ from farm.inventory.board_types import require_board_type
 from farm.report import explain_page
 from farm.search import default_schedule, gpus, traces, tvm_env
 from farm.search.build import printing
+from farm.search.families import words
 from farm.search.workloads import prepare_model
 from farm.store import Store
 
@@ -72,7 +73,7 @@ def test_layers_are_explained(tmp_path: Path) -> None:
     assert ruled
     for each in ruled:
         assert each["words"]
-        assert each["limit"] in explain.LIMITS
+        assert each["limit"] in words.LIMITS
         assert each["estimated_s"] == pytest.approx(each["total_s"] / each["weight"])
         assert each["measured_s"] is None
         assert 0 <= each["compute_share"] < 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from farm.search.families.family import Plan
 
+# What limits a layer: the largest part of its estimate.
+LIMITS = ("compute", "shared memory", "L2 bandwidth", "L3 bandwidth", "DRAM bandwidth", "launch overhead")
 # By option: words with its value, or words for each value; options that are off are left out.
 _WORDS: dict[str, str | dict[int, str]] = {
     "order": {0: "rows outside", 1: "channels outside"},
