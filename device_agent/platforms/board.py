@@ -115,8 +115,9 @@ class Board:
         if not self.power.rails:
             notes.append("no power sensor that can be read")
         if self._emulator is not None:
-            # ONNX Runtime would run this machine's code, which says nothing about the board.
-            engines = tuple(each for each in description.engines if each != protocol.Engine.ONNXRUNTIME)
+            # Other engines would run this machine's code, which says nothing about the board.
+            own = (protocol.Engine.RELAX_VM, protocol.Engine.KERNEL)
+            engines = tuple(each for each in description.engines if each in own)
             description = dataclasses.replace(description, architecture="aarch64", engines=engines)
         return dataclasses.replace(
             description,

@@ -12,11 +12,14 @@ from device_agent.platforms import gpu
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
 from device_agent.sysfs import FileTree, Tree, read_int, read_text
 
-# The installed distribution that serves each engine.
-_DISTRIBUTION = {
-    Engine.RELAX_VM: "apache-tvm",
-    Engine.KERNEL: "apache-tvm",
-    Engine.ONNXRUNTIME: "onnxruntime",
+# The modules and their distributions that serve each engine; the first that is installed counts.
+_DISTRIBUTIONS = {
+    Engine.RELAX_VM: (("tvm", "apache-tvm"),),
+    Engine.KERNEL: (("tvm", "apache-tvm"),),
+    Engine.ONNXRUNTIME: (("onnxruntime", "onnxruntime"),),
+    Engine.NCNN: (("ncnn", "ncnn"),),
+    Engine.PYTORCH: (("torch", "torch"),),
+    Engine.TFLITE: (("ai_edge_litert", "ai-edge-litert"), ("tflite_runtime", "tflite-runtime")),
 }
 
 
@@ -87,11 +90,11 @@ class Machine:
 def find_engine_versions() -> dict[str, str]:
     """The engines that this board can run, with versions."""
     versions = {}
-    for engine, distribution in _DISTRIBUTION.items():
-        module = "tvm" if distribution == "apache-tvm" else distribution
-        if importlib.util.find_spec(module) is not None:
+    for engine, choices in _DISTRIBUTIONS.items():
+        found = [distribution for module, distribution in choices if importlib.util.find_spec(module) is not None]
+        if found:
             try:
-                versions[engine.value] = importlib.metadata.version(distribution)
+                versions[engine.value] = importlib.metadata.version(found[0])
             except importlib.metadata.PackageNotFoundError:  # unpacked without metadata, as in a bundle
                 versions[engine.value] = "unknown"
     return versions

@@ -194,7 +194,12 @@ class Engine(StrEnum):
 
     RELAX_VM = "relax_vm"  # a linked library with a Relax VM executable; inputs in call order
     KERNEL = "kernel"  # a linked library with one destination-passing function; inputs are all its arguments
-    ONNXRUNTIME = "onnxruntime"  # an ONNX file, run by ONNX Runtime where the board has it
+    # Where the board has them:
+    ONNXRUNTIME = "onnxruntime"  # an ONNX file
+    NCNN = "ncnn"  # a zip of pnnx's `model.ncnn.param` and `model.ncnn.bin`
+    PYTORCH = "pytorch"  # a zip of pnnx's `model_pnnx.py` and `model.pnnx.bin`
+    TFLITE = "tflite"  # a TensorFlow Lite file
+    TENSORRT = "tensorrt"  # an ONNX file, run by `trtexec`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,5 +228,5 @@ class RunSpec(Message):
             raise ProtocolError("RunSpec.warmup must be >= 0")
         if self.device not in (CPU, GPU):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
-        if self.device == GPU and self.engine is Engine.ONNXRUNTIME:
+        if self.device == GPU and self.engine not in (Engine.RELAX_VM, Engine.KERNEL, Engine.TENSORRT):
             raise ProtocolError(f"the engine {self.engine} does not run on the GPU")

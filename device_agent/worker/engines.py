@@ -1,4 +1,4 @@
-"""Run a whole program on given inputs, inside a worker process: Relax VM, a bare kernel, or ONNX Runtime.
+"""Run a whole program on given inputs, inside a worker process: Relax VM or a bare kernel; `rivals.py` loads others.
 
 Each run is timed separately. Candidates are timed in `timing.py`.
 """
@@ -22,8 +22,9 @@ from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
 from device_agent.session.plan import LoadError, Plan
-from device_agent.worker import limits
+from device_agent.worker import rivals
 from device_agent.worker.arguments import numpy_dtype
+from device_agent.worker.rivals import Collector, Runner
 from device_agent.worker.timing import load, load_module
 
 if TYPE_CHECKING:
@@ -77,10 +78,6 @@ def to_layers(found: Profile, latency_s: float, host_s: float) -> tuple[Layer, .
 
 # Short runs are timed back to back for this long, as in an energy window: other work in between cools caches.
 _BLOCK_S = 0.02
-
-# Runs once and returns the engine's outputs; and how to copy those into arrays.
-Runner = Callable[[], Any]
-Collector = Callable[[Any], "list[NDArray[Any]]"]
 
 
 def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> bytes:
@@ -181,7 +178,8 @@ def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
     if spec.engine is Engine.RELAX_VM:
         run, collect, _ = _load_relax_vm(spec, program, arrays)
         return run, collect
-    return _LOADERS[spec.engine](spec, program, arrays)
+    loader = _load_kernel if spec.engine is Engine.KERNEL else rivals.LOADERS[spec.engine]
+    return loader(spec, program, arrays)
 
 
 def read_arrays(data: bytes) -> Arrays:
@@ -252,35 +250,6 @@ def _load_relax_vm(
         return result
 
     return run, _collect, None
-
-
-def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise LoadError(f"ONNX Runtime is not installed on this board ({error})") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = limits.thread_count(spec.limits)
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(str(program), options, providers=["CPUExecutionProvider"])
-    except MemoryError:
-        raise
-    except Exception as error:  # its exceptions have no common base class
-        if "bad_alloc" in str(error):
-            raise MemoryError(str(error)) from error
-        raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
-    names = [graph_input.name for graph_input in session.get_inputs()]
-    feed = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values(), strict=False))
-    return lambda: session.run(None, feed), lambda outputs: [np.asarray(output) for output in outputs]
-
-
-_LOADERS: dict[Engine, Callable[[RunSpec, Path, Arrays], tuple[Runner, Collector]]] = {
-    Engine.KERNEL: _load_kernel,
-    Engine.ONNXRUNTIME: _load_onnxruntime,
-}
 
 
 def _collect(result: Any) -> list[NDArray[Any]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from device_agent.protocol import CPU, Engine
 from farm.artifacts import compile, make
@@ -18,12 +19,13 @@ from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import FLOAT32, Artifact
 from farm.artifacts.on_board import HeldForModels
+from farm.artifacts.rivals import ENGINES, make_variant
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
 from farm.crew.choice import plan_target
 from farm.crew.visits import plan_window
-from farm.errors import UsageError
+from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
 from farm.processes.compile_subprocess import compile_in_subprocess
@@ -32,10 +34,10 @@ from farm.settings import Settings
 from farm.store import Store
 
 OURS, ONNXRUNTIME, RULE, UNTUNED, BASELINE = "tvm-farm", "onnxruntime", "rule", "untuned", "baseline"
-RIVALS = (ONNXRUNTIME, RULE, UNTUNED)
+RIVALS = (*map(str, ENGINES), RULE, UNTUNED)
 LABELS = {
+    **{str(engine): called for engine, called in ENGINES.items()},
     OURS: "tvm-farm",
-    ONNXRUNTIME: "ONNX Runtime",
     RULE: "tvm-farm, no record",
     UNTUNED: "TVM, untuned",
     BASELINE: "the baseline",
@@ -97,7 +99,7 @@ def bench(
             gpus.prepare_boards(target.config, settings)
         order = make.CompileOrder(subject.opened, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
-        wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and each not in artifacts]
+        wanted = [each for each in (OURS, *rivals) if each not in tuple(ENGINES) and each not in artifacts]
         own = subject.artifact.manifest.pipeline if subject.artifact else kind.pipeline
         ways = {
             each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else own, each == OURS) for each in wanted
@@ -109,7 +111,7 @@ def bench(
         programs = {each: compiled.library for each, compiled in done.items()}
         programs |= {each: artifact.read_library() for each, artifact in artifacts.items()}
         names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
-        factors = find_factors(subject, done)
+        algorithms = list_algorithms(subject, done)
         inputs = make_inputs(subject.opened.inputs, settings.seed)
         variants = [
             Variant(
@@ -124,12 +126,13 @@ def bench(
             for each in names
             if each in programs
         ]
-        missing = {}
-        if ONNXRUNTIME in rivals and str(Engine.ONNXRUNTIME) in about.engines:
-            variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, source.onnx_bytes, inputs))
-        elif ONNXRUNTIME in rivals:
-            emulated = about.simulated and about.architecture != platform.machine()
-            missing[ONNXRUNTIME] = f"ONNX Runtime is not {'emulated' if emulated else 'installed'} on {board.name}"
+        missing, added = {}, []
+        for engine in (each for each in ENGINES if each in rivals):
+            try:
+                added.append(make_variant(engine, subject.opened, inputs, about))
+            except UnavailableError as error:
+                missing[str(engine)] = error.message
+        variants[1:1] = added
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy, per_layer=per_layer)
@@ -137,7 +140,7 @@ def bench(
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         sizes = {each.name: len(each.program) for each in variants}
-        models.append(_describe(subject, timed, reference, names, factors, sizes))
+        models.append(_describe(subject, timed, reference, names, algorithms, sizes, about.engine_versions))
         timings.append(timed)
     document = {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
@@ -150,23 +153,24 @@ def bench(
     return document, timings
 
 
-def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, float]:
-    """Return each program's tolerance factor (`find_tolerance_factor`), by the algorithms that it alone uses."""
-    algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
+def list_algorithms(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, list[str]]:
+    """List each program's algorithms (`find_tolerance_factor`)."""
+    algorithms: dict[str, list[str]] = {str(engine): [] for engine in ENGINES}
     for name, compiled in done.items():
         algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
     for name, artifact in subject.list_artifacts().items():
         algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
     # Every engine rounds the accumulators of an 8-bit model.
     everywhere = ["8 bits"] if subject.opened.source.is_quantised else []
-    return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
+    return {name: [*each, *everywhere] for name, each in algorithms.items()}
 
 
-def find_precision(subject: Subject) -> str:
-    """Return what the weights of our program are stored in."""
+def find_precision(subject: Subject, name: str) -> str:
+    """Return what the weights of a program are stored in."""
     if subject.opened.source.is_quantised:
         return "int8"
-    return subject.artifact.manifest.weights.asked if subject.artifact else FLOAT32
+    artifact = {OURS: subject.artifact, RULE: subject.artifact, BASELINE: subject.baseline}.get(name)
+    return artifact.manifest.weights.asked if artifact else FLOAT32
 
 
 def _describe(
@@ -174,23 +178,34 @@ def _describe(
     timed: Timed,
     reference: Sequence[Any],
     names: Sequence[str],
-    factors: Mapping[str, float],
+    algorithms: Mapping[str, Sequence[str]],
     sizes: Mapping[str, int],
+    versions: Mapping[str, str],
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
     assert ours is not None  # `time_in_turns` raises otherwise
+    batch = subject.opened.about.batch or 1
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
         summary = timed.summary(name)
         if summary is None:
             rows[name] = {"label": LABELS[name], "latency_s": None, "reason": timed.missing.get(name, "")}
             continue
-        verdict = compare(timed.outputs[name], reference, factors[name])
+        outputs = timed.outputs[name]
+        if name == Engine.NCNN:  # it has no batch dimension
+            outputs = [
+                np.reshape(each, wanted.shape) if each.size == wanted.size else each
+                for each, wanted in zip(outputs, reference, strict=False)
+            ]
+        verdict = compare(outputs, reference, find_tolerance_factor(algorithms[name]))
         energy_j, power_w = read_energy(timed.outcomes[name])
         rows[name] = {
             "label": LABELS[name],
             "latency_s": dataclasses.asdict(summary),
+            "fps": batch / summary.median,
             "ratio": summary.median / ours.median,
+            "precision": find_precision(subject, name),
+            "version": versions.get(name, ""),
             "matches": verdict.matches,
             "reason": verdict.reason,
             "energy_j": energy_j,
@@ -202,7 +217,8 @@ def _describe(
         "model": subject.opened.source.name,
         "artifact": str(subject.artifact.folder) if subject.artifact else None,
         "device": subject.device,
-        "precision": find_precision(subject),
+        "precision": find_precision(subject, OURS),
+        "batch": batch,
         "sha256": subject.opened.about.sha256,
         "variants": rows,
         "doubt": timed.find_doubt(),

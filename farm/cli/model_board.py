@@ -12,7 +12,7 @@ from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
 from farm.artifacts import bench as benching
-from farm.artifacts import checking, given_model, on_board, package, places, running
+from farm.artifacts import checking, given_model, on_board, package, places, rivals, running
 from farm.artifacts import deploy as artifact_deploy
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
@@ -145,6 +145,7 @@ def run(
             "precision": manifest.weights.asked,
             "layers": ran.layers,
             "doubt": ran.doubt,
+            "fps": (manifest.model.batch or 1) / ran.measured.latency["median"],
         }
         board_facts = {"name": ran.measured.board, "type": ran.measured.board_type, "simulated": ran.measured.simulated}
         bench_cli.keep(store, RUN, document, model=manifest.name, board=board_facts, device=manifest.device)
@@ -161,7 +162,10 @@ def bench(
     models: Annotated[list[str], typer.Argument(metavar="MODEL|ARTIFACT…", help="Models or artifacts.")],
     board: Board = "local",
     against: Annotated[
-        str, typer.Option("--against", metavar="onnxruntime,rule,untuned", help="Programs to compare with.")
+        str,
+        typer.Option(
+            "--against", metavar="NAME,…", help="onnxruntime, ncnn, pytorch, tflite, tensorrt, rule, untuned."
+        ),
     ] = "onnxruntime,rule,untuned",
     operating_point: Point = "default",
     device: options.Device = "cpu",
@@ -170,8 +174,8 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
 ) -> output.Document:
-    """Time models beside ONNX Runtime. In turns on a board, with untuned code; exit code 1 where outputs are wrong."""
-    rivals = benching.read_rivals(against)
+    """Time models beside other engines. In turns on a board, with untuned code; exit code 1 where outputs are wrong."""
+    others = benching.read_rivals(against)
     point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
@@ -187,7 +191,7 @@ def bench(
     ):
         held.pin(point, operating_point)
         kind, _ = on_board.find_board(store, board)
-        document, _ = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
+        document, _ = benching.bench(subjects, held, kind, others, settings, store, output.note, per_layer)
         for model in document["models"]:
             kept = {**document, "models": [model]}
             bench_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
@@ -196,8 +200,8 @@ def bench(
     wrong = [
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]
-        for each in model["variants"].values()
-        if each.get("matches") is False
+        for name, each in model["variants"].items()
+        if each.get("matches") is False and name not in rivals.ENGINES
     ]
     error = PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}") if wrong else None
     yield output.Failed(document, error)
@@ -233,13 +237,14 @@ def _print_run(document: dict[str, Any]) -> None:
         output.say(f"do not rely on this latency, {document['doubt']}")
     figures = {key: value * 1e3 for key, value in document["latency"].items() if key != "count"}
     tables.print_table(
-        ("Latency (ms)", "Median", "95 % CI", "p90", "p99", "Mean", "Min", "Max", "Std", "Energy (mJ)"),
+        ("Latency (ms)", "Median", "95 % CI", "p90", "p99", "Mean", "Min", "Max", "Std", "FPS", "Energy (mJ)"),
         [
             (
                 f"{document['board_type']}/{document['board']}",
                 f"{figures['median']:.3f}",
                 f"{figures['ci_low']:.3f} – {figures['ci_high']:.3f}",
                 *(f"{figures[key]:.3f}" for key in ("p90", "p99", "mean", "min", "max", "std")),
+                f"{document['fps']:,.1f}",
                 None if document["energy_j"] is None else f"{document['energy_j'] * 1e3:.2f}",
             )
         ],
@@ -274,33 +279,35 @@ def _print_bench(document: dict[str, Any]) -> None:
         for each in model["variants"].values():
             figures = each["latency_s"]
             if figures is None:
-                rows.append((called, each["label"], "not timed", *[None] * 9))
+                rows.append((called, each["label"], "not timed", *[None] * 11))
                 notes.append(f"{called}, {each['label']}: {each['reason']}")
                 continue
             rows.append(
                 (
                     called,
-                    each["label"],
+                    f"{each['label']} {each['version']}".rstrip(),
                     f"{figures['median'] * 1e3:.3f}",
                     f"{figures['ci_low'] * 1e3:.3f} – {figures['ci_high'] * 1e3:.3f}",
                     f"{figures['p90'] * 1e3:.3f}",
                     f"{figures['p99'] * 1e3:.3f}",
                     None if each["first_s"] is None else f"{each['first_s'] * 1e3:.3f}",
+                    f"{each['fps']:,.1f}",
                     f"{each['ratio']:.2f}",
                     None if each["energy_j"] is None else f"{each['energy_j'] * 1e3:.2f}",
                     None if each["peak_memory_bytes"] is None else format_bytes(each["peak_memory_bytes"]),
                     format_bytes(each["bytes"]),
+                    each["precision"],
                     "yes" if each["matches"] else "NO",
                 )
             )
     tables.print_table(
         (
-            *("Model", "Code", "Median (ms)", "95 % CI", "p90", "p99", "First", "Times ours", "Energy (mJ)", "Memory"),
-            *("Size", "Right"),
+            *("Model", "Code", "Median (ms)", "95 % CI", "p90", "p99", "First", "FPS", "Times ours", "Energy (mJ)"),
+            *("Memory", "Size", "Precision", "Right"),
         ),
         rows,
         left=(0, 1),
-        spare=("First", "p90", "Memory", "Size", "95 % CI"),
+        spare=("First", "p90", "Memory", "Size", "95 % CI", "p99"),
     )
     board = document["board"]
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""

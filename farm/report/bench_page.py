@@ -10,7 +10,7 @@ from typing import Any
 
 from device_agent.protocol import format_mhz
 from farm import foreign
-from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
+from farm.artifacts.bench import BASELINE, OURS, RULE, UNTUNED
 from farm.points.values import format_conditions
 from farm.report import campaign_charts, charts, drawing, pages
 
@@ -44,7 +44,7 @@ def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     return [(name, windows.get("idle", {}).get(name), rail) for name, rail in windows.get("busy", {}).items()]
 
 
-_ROLES = {OURS: charts.OURS, RULE: charts.OURS, ONNXRUNTIME: charts.RIVAL, UNTUNED: charts.BASELINE}
+_ROLES = {OURS: charts.OURS, RULE: charts.OURS, BASELINE: charts.BASELINE, UNTUNED: charts.BASELINE}
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
@@ -54,7 +54,7 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
     for index, model in enumerate(document["models"]):
         rows = [
-            (each["label"], _ROLES[name], each["latency_s"])
+            (f"{each['label']} {each['version']}".rstrip(), _ROLES.get(name, charts.RIVAL), each["latency_s"])
             for name, each in model["variants"].items()
             if each["latency_s"]
         ]

@@ -6,8 +6,10 @@ import pathlib
 from types import SimpleNamespace
 from typing import Any
 
-from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED, Subject, find_factors
+from farm.artifacts.bench import OURS, RULE, UNTUNED, Subject, find_precision, list_algorithms
+from farm.artifacts.checking import find_tolerance_factor
 from farm.artifacts.manifest import WorkloadServed
+from farm.artifacts.rivals import ENGINES
 from tests.unit.artifacts import write
 
 NOT_QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=False))
@@ -27,7 +29,10 @@ def test_every_program_is_held_to_what_it_computes_with(tmp_path: pathlib.Path) 
     )
     artifact = write(tmp_path / "a", workloads=(halved,))
     done = {RULE: compiled("winograd4_conv2d 3x3", "matmul"), UNTUNED: compiled("conv2d 3x3", "matmul")}
-    found = find_factors(Subject(NOT_QUANTISED, artifact=artifact), done)
-    assert found == {OURS: 200.0, RULE: 2.0, UNTUNED: 1.0, ONNXRUNTIME: 1.0}
+    algorithms = list_algorithms(Subject(NOT_QUANTISED, artifact=artifact), done)
+    found = {name: find_tolerance_factor(each) for name, each in algorithms.items()}
+    assert found == {OURS: 200.0, RULE: 2.0, UNTUNED: 1.0} | dict.fromkeys(ENGINES, 1.0)
     done = {OURS: compiled("int8_conv2d_quantize 3x3"), UNTUNED: compiled("conv2d 3x3")}
-    assert find_factors(Subject(QUANTISED), done) == {OURS: 500.0, UNTUNED: 500.0, ONNXRUNTIME: 500.0}
+    algorithms = list_algorithms(Subject(QUANTISED), done)
+    assert {find_tolerance_factor(each) for each in algorithms.values()} == {500.0}
+    assert [find_precision(Subject(each), OURS) for each in (QUANTISED, NOT_QUANTISED)] == ["int8", "float32"]

@@ -1,0 +1,139 @@
+"""Load a model into another engine, inside a worker process: ONNX Runtime, ncnn, PyTorch or TensorFlow Lite.
+
+Each loader returns how to run the program once, and how to copy its outputs. Raises LoadError, MemoryError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import runpy
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from device_agent.protocol import Engine, RunSpec
+from device_agent.session.plan import LoadError
+from device_agent.worker import limits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
+
+# Runs once and returns the engine's outputs; and how to copy those into arrays.
+Runner = Callable[[], Any]
+Collector = Callable[[Any], "list[NDArray[Any]]"]
+
+
+def _import(called: str, *names: str) -> Any:
+    """Import the first of these modules that the board has."""
+    reason = ""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            reason = reason or str(error)
+    raise LoadError(f"{called} is not installed on this board ({reason})")
+
+
+@contextlib.contextmanager
+def _loading(called: str) -> Iterator[None]:
+    """Translate what an engine raises while it loads: engines' exceptions have no common base class."""
+    try:
+        yield
+    except (MemoryError, LoadError):
+        raise
+    except Exception as error:
+        if "bad_alloc" in str(error):
+            raise MemoryError(str(error)) from error
+        raise LoadError(f"{called} cannot load the model: {error}") from error
+
+
+@contextlib.contextmanager
+def _unpacked(program: Path) -> Iterator[Path]:
+    """Unpack a program of several files into a folder, which is the working directory meanwhile."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(dir=program.parent) as folder, zipfile.ZipFile(program) as archive:
+        archive.extractall(folder)
+        os.chdir(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    onnxruntime = _import("ONNX Runtime", "onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = limits.thread_count(spec.limits)
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    with _loading("ONNX Runtime"):
+        session = onnxruntime.InferenceSession(str(program), options, providers=["CPUExecutionProvider"])
+    names = [graph_input.name for graph_input in session.get_inputs()]
+    feed = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values(), strict=False))
+    return lambda: session.run(None, feed), lambda outputs: [np.asarray(output) for output in outputs]
+
+
+def _load_ncnn(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    """Load `model.ncnn.param` and `.bin` in float32; inputs and outputs have no batch dimension."""
+    ncnn = _import("ncnn", "ncnn")
+    net = ncnn.Net()
+    net.opt.num_threads = limits.thread_count(spec.limits)
+    net.opt.use_vulkan_compute = False
+    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
+        setattr(net.opt, option, False)
+    with _loading("ncnn"), _unpacked(program):
+        if net.load_param("model.ncnn.param") or net.load_model("model.ncnn.bin"):
+            raise LoadError("ncnn cannot load the model: it has a layer that this version of ncnn does not know")
+    images = [ncnn.Mat(array) for array in arrays.values()]  # `arrays` outlives them: a Mat does not own its values
+    inputs, outputs = list(net.input_names()), list(net.output_names())
+
+    def run() -> list[Any]:
+        extractor = net.create_extractor()
+        for name, image in zip(inputs, images, strict=True):
+            extractor.input(name, image)
+        return [extractor.extract(name)[1] for name in outputs]
+
+    return run, lambda mats: [np.array(mat) for mat in mats]
+
+
+def _load_pytorch(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    """Load pnnx's module `model_pnnx.py` with its weights, run eagerly."""
+    torch = _import("PyTorch", "torch")
+    torch.set_num_threads(limits.thread_count(spec.limits))
+    with _loading("PyTorch"), _unpacked(program) as folder:
+        model = runpy.run_path(str(folder / "model_pnnx.py"))["Model"]().eval()
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(*tensors)
+
+    return run, lambda found: [each.numpy() for each in (found if isinstance(found, tuple | list) else (found,))]
+
+
+def _load_tflite(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    module = _import("TensorFlow Lite", "ai_edge_litert.interpreter", "tflite_runtime.interpreter")
+    with _loading("TensorFlow Lite"):
+        interpreter = module.Interpreter(str(program), num_threads=limits.thread_count(spec.limits))
+        interpreter.allocate_tensors()
+        for about, array in zip(interpreter.get_input_details(), arrays.values(), strict=True):
+            interpreter.set_tensor(about["index"], array)
+    outputs = [about["index"] for about in interpreter.get_output_details()]
+    return interpreter.invoke, lambda _: [interpreter.get_tensor(index) for index in outputs]
+
+
+LOADERS: dict[Engine, Callable[[RunSpec, Path, Arrays], tuple[Runner, Collector]]] = {
+    Engine.ONNXRUNTIME: _load_onnxruntime,
+    Engine.NCNN: _load_ncnn,
+    Engine.PYTORCH: _load_pytorch,
+    Engine.TFLITE: _load_tflite,
+}

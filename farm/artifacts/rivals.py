@@ -1,0 +1,86 @@
+"""Make the program that another engine runs: the model's file, or pnnx's conversion for ncnn and PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import CPU, GPU, Description, Engine
+from farm.artifacts.given_model import GivenModel
+from farm.artifacts.timing import Variant
+from farm.errors import UnavailableError
+from farm.models.tflite import conversion
+
+# The engines by name, best known first, as people call them.
+ENGINES = {
+    Engine.ONNXRUNTIME: "ONNX Runtime",
+    Engine.NCNN: "ncnn",
+    Engine.PYTORCH: "PyTorch",
+    Engine.TFLITE: "TensorFlow Lite",
+    Engine.TENSORRT: "TensorRT",
+}
+_FILES = {
+    Engine.NCNN: ("model.ncnn.param", "model.ncnn.bin"),
+    Engine.PYTORCH: ("model_pnnx.py", "model.pnnx.bin"),
+}
+_CONVERT_S = 300.0
+
+
+def make_variant(engine: Engine, opened: GivenModel, inputs: Mapping[str, Any], board: Description) -> Variant:
+    """Return what the board runs in this engine. Raises UnavailableError: the engine or the model does not allow it."""
+    called, data, arrays = ENGINES[engine], opened.source.onnx_bytes, dict(inputs)
+    if str(engine) not in board.engines:
+        where = "emulated" if board.simulated and board.architecture == "aarch64" else "installed"
+        raise UnavailableError(f"{called} is not {where} on {board.name}")
+    if engine in _FILES:
+        if engine is Engine.NCNN:
+            if any(array.ndim < 2 or array.shape[0] != 1 for array in arrays.values()):
+                raise UnavailableError("ncnn takes one example at a time: inputs must have a batch size of 1")
+            arrays = {name: array[0] for name, array in arrays.items()}
+        data = _convert(data, [array.shape for array in inputs.values()], _FILES[engine], called)
+    elif engine is Engine.TFLITE:
+        path = Path(opened.about.origin)
+        if path.suffix != conversion.SUFFIX or opened.about.batch is not None:
+            raise UnavailableError("TensorFlow Lite is timed with the .tflite file of a model, which this model is not")
+        data = path.read_bytes()
+    return Variant(str(engine), engine, data, arrays, device=GPU if engine is Engine.TENSORRT else CPU)
+
+
+def _convert(model: bytes, shapes: Sequence[tuple[int, ...]], wanted: Sequence[str], called: str) -> bytes:
+    """Convert by pnnx in float32; return a zip of the wanted files. Raises UnavailableError."""
+    pnnx = _find_pnnx()
+    with tempfile.TemporaryDirectory(prefix="farm-pnnx-") as name:
+        folder, packed = Path(name), io.BytesIO()
+        (folder / "model.onnx").write_bytes(model)
+        listed = ",".join(str(list(shape)).replace(" ", "") for shape in shapes)
+        command = [pnnx, "model.onnx", f"inputshape={listed}", "fp16=0"]
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, timeout=_CONVERT_S)
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(f"pnnx did not convert the model for {called} in {_CONVERT_S:.0f} s") from error
+        if missing := [each for each in wanted if not (folder / each).exists()]:
+            raise UnavailableError(f"pnnx cannot convert the model for {called}: it wrote no {missing[0]}")
+        with zipfile.ZipFile(packed, "w") as archive:
+            for each in wanted:
+                archive.write(folder / each, each)
+    return packed.getvalue()
+
+
+def _find_pnnx() -> str:
+    """Find the converter: the program in its wheel, whose Python code alone needs PyTorch, or on PATH."""
+    spec = importlib.util.find_spec("pnnx")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if found := shutil.which("pnnx", path=folder):
+            return found
+    if found := shutil.which("pnnx"):
+        return found
+    raise UnavailableError(
+        "pnnx, which converts models for ncnn and PyTorch, is not installed: pip install --no-deps pnnx"
+    )
