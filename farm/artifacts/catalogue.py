@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from device_agent.protocol import GPU
 from farm.artifacts import manifest
 from farm.errors import UsageError
 from farm.folders import make_private
+from farm.inventory.board_types import require_board_type
 from farm.models.lengths import split_shapes
 from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
 
@@ -42,6 +43,54 @@ def list_made_here(home: Path) -> list[manifest.Artifact]:
             with contextlib.suppress(OSError):
                 note.unlink()
     return sorted(found, key=lambda each: -each.manifest.created_at)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactFilters:
+    """Filters of artifacts; empty texts and False select all. `precision` is the weights' (`--weights`)."""
+
+    model: str = ""
+    board_type: str = ""
+    device: str = ""
+    precision: str = ""
+    verified: bool = False
+    simulated: bool = False
+
+    def choose(self, found: Iterable[manifest.Artifact]) -> list[manifest.Artifact]:
+        """Return the selected artifacts in their order. Raises UsageError for an unknown board type."""
+        board_type = require_board_type(self.board_type).name if self.board_type else ""
+        return [each for each in found if self._is_meant(each.manifest, board_type)]
+
+    def _is_meant(self, about: manifest.Manifest, board_type: str) -> bool:
+        return (
+            self.model in about.name
+            and board_type in ("", about.board_type)
+            and self.device in ("", about.device)
+            and self.precision in ("", about.weights.asked)
+            and (not self.verified or (about.verified is not None and about.verified.matches))
+            and (not self.simulated or about.simulated)
+        )
+
+
+def to_document(artifact: manifest.Artifact) -> dict[str, Any]:
+    """Return what `farm artifact list --json` prints of one; `latency_s` is the newest measured median, else None."""
+    about = artifact.manifest
+    newest = about.measured[-1] if about.measured else None
+    return {
+        "folder": str(artifact.folder),
+        "model": about.name,
+        "board_type": about.board_type,
+        "simulated": about.simulated,
+        "device": about.device,
+        "operating_point": about.operating_point,
+        "precision": about.weights.asked,
+        "bytes": about.library.bytes,
+        "verified": None if about.verified is None else about.verified.matches,
+        "latency_s": newest.latency["median"] if newest else None,
+        "records": about.count("record"),
+        "workloads": len(about.workloads),
+        "created_at": about.created_at,
+    }
 
 
 @dataclasses.dataclass(frozen=True)

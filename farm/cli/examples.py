@@ -78,6 +78,7 @@ EXAMPLES: Mapping[str, str] = {
     "fleet apply": "fleet apply fleet.yaml --dry-run",
     "sweep run": "sweep run resnet18 --board nano-01 --cpu-freqs 'a57=614.4MHz,921.6MHz,1479MHz' --deadline 50ms",
     "sweep plan": "sweep plan resnet18 --board nano-01 --cpu-freqs all --deadline 50ms",
+    "artifact list": "artifact list --board-type jetson-nano --verified",
     "bench list": "bench list --board-type jetson-nano",
     "bench show": "bench show 3 --price-per-hour 0.05EUR --battery 50Wh",
     "bench compare": "bench compare 3 7",

@@ -91,6 +91,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
     "db": _Entry("store", "app", "Check and upgrade the store."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
+    "artifact": _Entry("artifact", "app", "Artifacts: models compiled on this machine."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
     "bench": _Entry("bench", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."),
     "report": _Entry("bench", "report_app", "Reports over all kept results: models x boards."),

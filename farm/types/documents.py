@@ -229,6 +229,30 @@ class SweepPage(Page):
     items: list[Sweep]
 
 
+class ArtifactInfo(Model):
+    """An entry of `farm artifact list --json`; `latency_s` is the newest measured median."""
+
+    folder: str
+    model: str
+    board_type: str
+    simulated: bool
+    device: str
+    operating_point: str
+    precision: str
+    bytes: int
+    verified: bool | None
+    latency_s: float | None
+    records: int
+    workloads: int
+    created_at: float
+
+
+class ArtifactPage(Page):
+    """Artifacts of this machine, the newest first."""
+
+    items: list[ArtifactInfo]
+
+
 class RecordPage(Page):
     """Records, by board type and falling work."""
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
+from farm.artifacts import catalogue
 from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.crew.calibration import to_document as to_board_document
@@ -22,7 +23,7 @@ from farm.sweep import stored
 from farm.types import campaigns, documents
 from farm.web import orders
 from farm.web.tokens import Person
-from farm.web.view import RecordFilters, Text, View
+from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PREFIX = "/api/v1"
 MOST = 500
@@ -172,6 +173,14 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
         about = store.workloads.fetch_by_hash([key])[key]
         records = store.records.fetch(workloads=[key], simulated=None)
         return make_workload_document(about, records, name_codes(store, records))
+
+
+@router.get("/artifacts", responses=_answer(documents.ArtifactPage))
+def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
+    """List artifacts of this machine, the newest first, filtered as by `farm artifact list --json`."""
+    found = wanted.choose(catalogue.list_made_here(_view(request).settings.home_path))
+    items = [catalogue.to_document(each) for each in found[offset : offset + limit]]
+    return _page(request, items, len(found), limit, offset)
 
 
 @router.get("/queue", responses=_answer(documents.Queue))

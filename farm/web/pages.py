@@ -27,7 +27,7 @@ from farm.types.documents import BoardInfo
 from farm.web import charts, now, orders, series
 from farm.web.access import COOKIE
 from farm.web.tokens import Role
-from farm.web.view import RecordFilters, Text, View
+from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PER_PAGE = 50
 BOARDS_PER_PAGE = 500
@@ -294,7 +294,7 @@ def show_record(request: Request, workload: str) -> HTMLResponse:
 
 
 @router.get("/artifacts")
-def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
+def list_artifacts(request: Request, chosen: WantedArtifacts, page: PageNumber = 1) -> HTMLResponse:
     """Show what was compiled on this machine, and what campaigns can compile."""
     view = get_view(request)
     with view.stores.lend() as store:
@@ -309,14 +309,16 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
             each for each in catalogue.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
         ]
         pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
-    rows = [(each, packages.get(str(each.folder))) for each in catalogue.list_made_here(view.settings.home_path)]
+    made_here = chosen.choose(catalogue.list_made_here(view.settings.home_path))
+    rows = [(catalogue.to_document(each), packages.get(str(each.folder))) for each in made_here]
     return show(
         request,
         "artifacts.html",
         rows=rows,
+        chosen=chosen,
         pending=pending,
         turning=turn(request, page, total, PER_PAGE),
-        command="farm model compile",
+        command="farm artifact list",
     )
 
 

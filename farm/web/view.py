@@ -17,6 +17,7 @@ import markupsafe
 from fastapi import Depends, Query
 
 from farm import foreign, units
+from farm.artifacts.catalogue import ArtifactFilters
 from farm.points.values import Goal
 from farm.report import campaign_rows
 from farm.report.record_document import Filters
@@ -53,6 +54,20 @@ def read_filters(
 
 RecordFilters = Annotated[Filters, Depends(read_filters)]
 
+
+def read_artifact_filters(
+    model: Text = "",
+    board_type: Text = "",
+    device: Text = "",
+    precision: Text = "",
+    verified: bool = False,
+    simulated: bool = False,
+) -> ArtifactFilters:
+    """Choose artifacts as `farm artifact list` does."""
+    return ArtifactFilters(model, board_type, device, precision, verified, simulated)
+
+
+WantedArtifacts = Annotated[ArtifactFilters, Depends(read_artifact_filters)]
 
 _KEPT = 64
 

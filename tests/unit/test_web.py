@@ -82,6 +82,7 @@ def call(home: pathlib.Path, *words: str) -> Any:
         (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
         (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
         (("campaign", "list"), "/campaigns", campaigns.CampaignPage),
+        (("artifact", "list", "--verified"), "/artifacts?verified=true", documents.ArtifactPage),
         (("queue",), "/queue", documents.Queue),
         (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", campaigns.CampaignInFull),
     ],
@@ -578,6 +579,10 @@ def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, 
     page = client.get("/artifacts").text
     listed, _, pending = page.partition("not compiled yet")
     assert str(folder) in listed
+    assert str(folder) not in client.get("/artifacts?precision=fp16").text
+    [row] = client.get("/api/v1/artifacts?device=cpu").json()["items"]
+    assert (row["folder"], row["verified"]) == (str(folder), None)
+    assert client.get("/api/v1/artifacts?board_type=x").status_code == 422
     assert "farm model compile" in pending
     shutil.rmtree(folder)
     assert catalogue.list_made_here(home) == []
