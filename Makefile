@@ -204,7 +204,7 @@ lock:
 	@compile() { env -u UV_INDEX -u UV_INDEX_URL -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS -u UV_CONFIG_FILE \
 		build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
-	compile pyproject.toml --extra emulator --extra gpu --extra postgresql --extra rivals --extra tflite --extra web --extra dev --output-file requirements/all.txt; \
+	compile pyproject.toml --extra emulator --extra evaluate --extra gpu --extra postgresql --extra rivals --extra tflite --extra web --extra dev --output-file requirements/all.txt; \
 	compile --group torch --constraint requirements/all.txt --output-file requirements/torch.txt; \
 	compile --group docs --constraint requirements/all.txt --output-file requirements/docs.txt; \
 	compile --group agent --constraint requirements/all.txt --output-file requirements/agent.txt

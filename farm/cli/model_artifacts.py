@@ -97,7 +97,7 @@ def compile_(
     found = given_model.open_model(model, shape or (), batch, trust_model)
     options.require_float(found.source, weights)
     orders = [
-        make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels)) for kind in kinds
+        make.CompileOrder(found, kind, operating_point, for_virtual, missing, read_labels(labels)) for kind in kinds
     ]
     with options.open_store(settings) as store:
         if missing == make.TUNE:
@@ -233,7 +233,8 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
     return kind, is_virtual
 
 
-def _read_labels(path: Path | None) -> bytes | None:
+def read_labels(path: Path | None) -> bytes | None:
+    """Return the text of a file of class names; None without a file. Raises UsageError."""
     if path is None:
         return None
 

@@ -365,6 +365,32 @@ def _inverted_residual(g: GraphBuilder, x: str, expansion: int, channels: int, s
     return g.add(x, y) if stride == 1 and g.channels(x) == channels else y
 
 
+# EfficientNet-Lite0 (github.com/tensorflow/tpu, efficientnet/lite): kernel, stride, expansion, channels, repeats.
+_LITE0 = (
+    *((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3)),
+    *((5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1)),
+)
+_LITE_EPSILON = 1e-3
+
+
+def efficientnet_lite0(g: GraphBuilder, x: str) -> str:
+    """EfficientNet-Lite0, 1000 classes; TensorFlow's padding puts the odd pixel last."""
+    x = _lite_conv(g, x, 32, 3, stride=2)
+    for kernel, stride, expansion, channels, repeats in _LITE0:
+        for repeat in range(repeats):
+            y = x if expansion == 1 else _lite_conv(g, x, g.channels(x) * expansion, 1)
+            y = _lite_conv(g, y, g.channels(y), kernel, stride=1 if repeat else stride, groups=g.channels(y))
+            y = g.batch_norm(g.conv(y, channels, 1, bias=False, gain=1.0), epsilon=_LITE_EPSILON)
+            x = g.add(x, y) if repeat else y
+    return g.dense(g.global_average(_lite_conv(g, x, 1280, 1)), 1000)
+
+
+def _lite_conv(g: GraphBuilder, x: str, channels: int, kernel: int, *, stride: int = 1, groups: int = 1) -> str:
+    pads = (kernel - stride) // 2, kernel // 2
+    y = g.conv(x, channels, kernel, stride=stride, pad=pads[0], pad_end=pads[1], groups=groups, bias=False)
+    return g.relu6(g.batch_norm(y, epsilon=_LITE_EPSILON))
+
+
 def tiny_cnn(g: GraphBuilder, x: str) -> str:
     """One of each: convolution, batch norm, pooling, depthwise, residual, dense; 10 classes."""
     x = g.relu(g.batch_norm(g.conv(x, 8, 3, pad=1, bias=False)))

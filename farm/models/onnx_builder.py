@@ -54,12 +54,14 @@ class GraphBuilder:
         *,
         stride: int = 1,
         pad: int | tuple[int, int] = 0,
+        pad_end: int | None = None,
         groups: int = 1,
         bias: bool = True,
         gain: float = 2.0,
     ) -> str:
         """A 2-D convolution; `kernel` and `pad` are (rows, columns) or one number for both.
 
+        `pad_end` is the padding after the last row and column, where it differs.
         `gain` is the variance kept per layer: 2 before a ReLU, 1 before none.
         """
         rows, columns = _pair(kernel)
@@ -74,7 +76,7 @@ class GraphBuilder:
             out_channels,
             kernel_shape=[rows, columns],
             strides=[stride, stride],
-            pads=[*_pair(pad)] * 2,
+            pads=[*_pair(pad), *_pair(pad if pad_end is None else pad_end)],
             group=groups,
         )
 

@@ -18,7 +18,7 @@ import onnx
 import onnx.external_data_helper
 
 from farm.errors import UnavailableError, UsageError
-from farm.models import exported, zoo
+from farm.models import exported, trained, zoo
 from farm.models.tflite import conversion
 
 # Protocol buffers cannot hold more in one message.
@@ -52,6 +52,10 @@ class ModelSource:
         """Return a fresh copy of the parsed model."""
         return onnx.load_model_from_string(self.onnx_bytes)
 
+    def read_metadata(self) -> dict[str, str]:
+        """Return the file's metadata by key."""
+        return {each.key: each.value for each in self.load().metadata_props}
+
     @property
     def is_quantised(self) -> bool:
         """Whether the model has 8-bit operators."""
@@ -71,6 +75,8 @@ def resolve_model(text: str, trusted: bool = False) -> ModelSource:
     """
     if text in zoo.ZOO:
         return _source(text, zoo.ZOO[text].build(), f"zoo:{text}")
+    if text in trained.TRAINED:
+        text = str(trained.require(text))
     path = pathlib.Path(text).expanduser()
     data = _require_model(path, _read(path, text, trusted))
     return _source(path.stem, data, str(path.resolve()))
@@ -180,7 +186,7 @@ def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorPr
 
 def _not_found(path: pathlib.Path, typed: str) -> UsageError:
     looks_like_file = path.suffix.lower() in _SUFFIXES or len(path.parts) > 1
-    names = difflib.get_close_matches(typed.lower(), zoo.ZOO, n=3, cutoff=0.5)
+    names = difflib.get_close_matches(typed.lower(), [*zoo.ZOO, *trained.TRAINED], n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(names)}? " if names else ""
     hint += f"Give an ONNX file or one of the zoo: {', '.join(zoo.ZOO)}."
     return UsageError(

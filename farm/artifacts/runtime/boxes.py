@@ -1,12 +1,13 @@
-"""Prepare an image for a YOLOX detector and decode its boxes (arXiv 2107.08430, sections 2.1 and 2.2).
+"""Prepare an image for a detector of the YOLO family and decode its boxes.
 
-A detector's `task`: `input` (name), `outputs` by falling resolution, `strides` in pixels, `size` (rows, columns).
+A detector's `task`: `input` (name), `outputs`, `strides` of the outputs in pixels, `size` (rows, columns), `decoder`:
+yolov4 (with `anchors` by output and `growth`), yolov8 (decoded in the graph), else YOLOX (arXiv 2107.08430, 2.1).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# The grey padding of YOLOX's training.
+# The grey padding in training of YOLOX and YOLOv8.
 _PADDING = 114
 _LEAST_SCORE, _MOST_OVERLAP = 0.25, 0.45
 _MOST_BOXES = 100
@@ -41,40 +42,52 @@ def prepare(image: Any, task: Mapping[str, Any]) -> tuple[dict[str, Array], floa
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     pixels = np.full((rows, columns, 3), _PADDING, "float32")
     pixels[: size[1], : size[0]] = np.asarray(image.resize(size, Image.Resampling.BILINEAR), "float32")
-    # Channels are BGR and not normalised.
-    data = pixels[:, :, ::-1].transpose(2, 0, 1)[None]
+    # YOLOX takes BGR from 0 to 255, the others RGB from 0 to 1.
+    values = pixels / 255 if "decoder" in task else pixels[:, :, ::-1]
+    data = values.transpose(2, 0, 1)[None]
     return {task["input"]: np.asarray(data, dtype=task["dtype"], order="C")}, scale
 
 
-def find_boxes(outputs: Mapping[str, Array], task: Mapping[str, Any], scale: float) -> list[Box]:
-    """Return the boxes, the surest first, after suppression."""
+def find_boxes(
+    outputs: Mapping[str, Array], task: Mapping[str, Any], scale: float, least: float = _LEAST_SCORE
+) -> list[Box]:
+    """Return the boxes with at least this score, the surest first, after suppression."""
     found: list[Box] = []
-    for name, stride in zip(task["outputs"], task["strides"], strict=True):
-        found += _decode(outputs[name][0].astype("float64"), stride, scale)
+    for part in _split(outputs, task):
+        found += _list_boxes(part, scale, least)
     found.sort(key=lambda box: -box.score)
     return _suppress(found)
 
 
-def _decode(head: Array, stride: int, scale: float) -> list[Box]:
-    """Decode one output: channels of centre, size, objectness and classes, before their sigmoid."""
+def _split(outputs: Mapping[str, Array], task: Mapping[str, Any]) -> Iterator[Array]:
+    """Yield centres, sizes and scores by class: (4 + classes, boxes), in pixels of the input."""
+    heads = [outputs[name][0].astype("float64") for name in task["outputs"]]
+    if task.get("decoder") == "yolov8":
+        yield from heads
+    for index, (head, stride) in enumerate(zip(heads, task["strides"], strict=False)):
+        anchors = task["anchors"][index] if task.get("decoder") == "yolov4" else [None]
+        for one, anchor in zip(np.split(head, len(anchors)), anchors, strict=True):
+            yield _decode(one, stride, anchor, task.get("growth", 1.0))
+
+
+def _decode(head: Array, stride: int, anchor: Sequence[float] | None, growth: float) -> Array:
+    """Decode channels of centre, size, objectness and classes, before their sigmoid."""
     rows, columns = np.mgrid[: head.shape[1], : head.shape[2]]
-    x, y = (head[0] + columns) * stride / scale, (head[1] + rows) * stride / scale
+    centre = head[:2] if anchor is None else _sigmoid(head[:2]) * growth - (growth - 1) / 2
     # Clipped, so that garbage does not overflow.
-    width, height = (np.exp(np.minimum(each, 20.0)) * stride / scale for each in (head[2], head[3]))
+    size = np.exp(np.minimum(head[2:4], 20.0)) * np.reshape(stride if anchor is None else anchor, (-1, 1, 1))
     scores = _sigmoid(head[4]) * _sigmoid(head[5:])
-    best = scores.argmax(axis=0)
-    top = scores.max(axis=0)
-    return [
-        Box(
-            float(x[at] - width[at] / 2),
-            float(y[at] - height[at] / 2),
-            float(x[at] + width[at] / 2),
-            float(y[at] + height[at] / 2),
-            float(top[at]),
-            int(best[at]),
-        )
-        for at in zip(*np.nonzero(top >= _LEAST_SCORE), strict=True)
-    ]
+    found = np.concatenate([(centre + np.stack([columns, rows])) * stride, size, scores])
+    return found.reshape(len(found), -1)
+
+
+def _list_boxes(part: Array, scale: float, least: float) -> list[Box]:
+    scores = part[4:].max(axis=0)
+    kept = np.flatnonzero(scores >= least)
+    centre, half = part[:2, kept] / scale, part[2:4, kept] / scale / 2
+    corners = np.concatenate([centre - half, centre + half])
+    found = zip(*corners.tolist(), scores[kept].tolist(), part[4:, kept].argmax(axis=0).tolist(), strict=True)
+    return [Box(*each) for each in found]
 
 
 def _suppress(boxes: Sequence[Box]) -> list[Box]:

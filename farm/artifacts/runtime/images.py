@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 
 # Pillow decodes other formats by external programs (EPS) or rarely reviewed code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 # More than phone cameras have; decoding, rotating and converting such an image takes about 0.5 GB.
 _MOST_PIXELS = 50_000_000
 _MOST_BYTES = 1 << 29

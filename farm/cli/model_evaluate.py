@@ -1,0 +1,190 @@
+"""`farm model evaluate`: accuracy on data beside latency, energy and size, by precision."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.artifacts import given_model, on_board, places
+from farm.artifacts import task as tasks
+from farm.cli import options, output, tables
+from farm.cli.model_artifacts import Wait, read_labels
+from farm.cli.model_board import Board, Point, read_subject
+from farm.cli.options import read_duration_s
+from farm.errors import UsageError
+from farm.evaluation import datasets, variants
+from farm.evaluation import evaluate as evaluation
+from farm.points import requests
+from farm.points import values as point_values
+from farm.search import gpus
+from farm.units import format_bytes
+
+_HEADS = {
+    "top1": "Top 1 (%)",
+    "top5": "Top 5 (%)",
+    "map50": "mAP50 (%)",
+    "map": "mAP50:95 (%)",
+    "error": "Error, RMS (%)",
+}
+_CALIBRATED = 32
+# Examples that are shown one by one.
+_SHOWN = 12
+
+
+@output.command
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL|ARTIFACT", help="A model, or an artifact compiled from one.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            metavar="FOLDER",
+            help="Images in a folder per class or beside a CSV (file,label) or a COCO JSON; or .npz of inputs and "
+            "outputs.",
+        ),
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="classify|detect|error", help="Score; default: what the model is for."),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="float32,bf16,fp16,int8", help="Variants to compile and compare."),
+    ] = "float32",
+    board: Board = "local",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Most examples; 0: all.")] = 0,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FOLDER", help="Images that calibrate int8; default: the data's."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--classes", metavar="FILE", help="File with the names of the classes, one per line.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
+    operating_point: Point = "default",
+    device: options.Device = "cpu",
+    shape: options.Shapes = None,
+    wait: Wait = "60s",
+) -> output.Document:
+    """Score a model on data. By precision: accuracy with its change, latency, energy and size, on a board."""
+    precisions = variants.read_precisions(precision)
+    point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
+    if out is not None:
+        places.require_room(out)
+    subject = read_subject(model, shape, device)
+    opened = subject.opened
+    facts, names, text = _describe(subject, labels)
+    scored = datasets.choose_task(task, facts["task"])
+    examples = datasets.read_dataset(data, scored, names, facts["classes"], limit)
+
+    def calibrate() -> Any:
+        found = given_model.read_calibration(str(calibration or data), opened.inputs, _CALIBRATED, facts["task"])
+        return found[:_CALIBRATED]
+
+    settings = farm_settings.load()
+    with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-evaluate-") as scratch:
+        kind, known = on_board.find_board(store, board)
+        made, missing = dict[str, Any](), dict[str, str]()
+        if subject.artifact is not None:
+            made = {"artifact": subject.artifact}
+        else:
+            simulated = known is not None and store.boards.require(known).simulated
+            used = gpus.require_device(kind, device)
+            made, missing = variants.make_variants(
+                opened, used, simulated, precisions, text, calibrate, Path(scratch), settings, store, output.note
+            )
+        for artifact in made.values():
+            on_board.prepare_gpu(artifact.manifest, settings)
+        with on_board.hold_board(settings, store, board, wait_s, "evaluate", output.note) as held:
+            held.pin(point, operating_point)
+            part = evaluation.evaluate(made, opened.source, held, examples, scored, settings.model_runs, output.note)
+            about = held.description
+    rows = part["rows"] + [{"precision": name, "reason": why} for name, why in missing.items()]
+    document = {
+        "model": opened.about.name,
+        "task": scored,
+        "data": str(data),
+        "count": len(examples),
+        "board": {"name": about.name, "type": about.board_type, "simulated": about.simulated},
+        "device": device,
+        "operating_point": operating_point,
+        "calibration": str(calibration or data) if variants.INT8 in made else None,
+        **part,
+        "rows": rows,
+    }
+    yield document
+    _print(document)
+
+
+def _describe(subject: Any, labels: Path | None) -> tuple[dict[str, Any], list[str], bytes | None]:
+    """Return task and number of classes, their names, and the text of --classes. Raises UsageError."""
+    text = read_labels(labels)
+    if subject.artifact is not None:
+        if labels is not None:
+            raise UsageError("--classes: an artifact has its names", "`farm model compile --classes` gives them to it.")
+        manifest = subject.artifact.manifest
+        task, outputs, names = manifest.task, manifest.outputs, evaluation.read_labels(subject.artifact)
+    else:
+        opened = subject.opened
+        task, outputs = given_model.find_given_task(opened.source, opened.inputs)
+        names = text.decode().splitlines() if text else (given_model.find_labels(opened) or b"").decode().splitlines()
+    classes = tasks.count_classes(task, outputs) or 0
+    if text is not None:
+        tasks.require_labels(text, task, outputs)
+    return {"task": task, "classes": classes}, names if len(names) == classes else [], text
+
+
+def list_rows(document: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], list[str]]:
+    """Return the table's heads, its rows, and why precisions are missing."""
+    metrics = evaluation.METRICS[document["task"]]
+    heads = ["Precision"]
+    for metric in metrics:
+        heads += [_HEADS[metric], "95 % CI" if metric != evaluation.OFF else "Range"]
+        heads += ["Change"] if metric != evaluation.OFF else []
+    heads += ["Median (ms)", "Energy (mJ)", "Size"]
+    rows: list[tuple[Any, ...]] = []
+    for row in document["rows"]:
+        if "scores" not in row:
+            continue
+        cells: list[Any] = ["ONNX Runtime" if row["precision"] == evaluation.REFERENCE else row["precision"]]
+        for metric in metrics:
+            score, change = row["scores"][metric], row["change"].get(metric)
+            cells += [f"{100 * score['value']:.2f}", f"{100 * score['low']:.1f} – {100 * score['high']:.1f}"]
+            if metric != evaluation.OFF:
+                cells += [None if change is None else f"{100 * change['value']:+.2f}"]
+        latency, energy_j = row["latency_s"], row.get("energy_j")
+        cells += [f"{latency['median'] * 1e3:.3f}" if latency else None]
+        cells += [None if energy_j is None else f"{energy_j * 1e3:.2f}"]
+        rows.append((*cells, format_bytes(row["bytes"]) if latency else None))
+    return heads, rows, [f"{row['precision']}: {row['reason']}" for row in document["rows"] if "reason" in row]
+
+
+def _print(document: dict[str, Any]) -> None:
+    if document["doubt"]:
+        output.say(f"do not rely on these latencies, {document['doubt']}")
+    examples = document["examples"]
+    if len(examples) <= _SHOWN and any(each["found"] for each in examples):
+        names = [row["precision"] for row in document["rows"] if "scores" in row]
+        found = [
+            (each["file"], each["label"], *(_say_best(each["found"].get(name)) for name in names)) for each in examples
+        ]
+        heads = ["ONNX Runtime" if name == evaluation.REFERENCE else name for name in names]
+        tables.print_table(("Example", "Label", *heads), found, left=range(len(heads) + 2))
+    heads, rows, missing = list_rows(document)
+    tables.print_table(heads, rows, spare=("Size", "Energy (mJ)"))
+    board = document["board"]
+    simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
+    conditions = point_values.format_conditions(document["threads"], document["clocks"], document["operating_point"])
+    output.say(*missing, f"{document['count']} examples; {board['type']}/{board['name']}{simulated}, {conditions}")
+    output.say("change: points against ONNX Runtime in float32, on the same examples")
+    if document["calibration"]:
+        output.say(f"int8 was calibrated with images of {document['calibration']}")
+
+
+def _say_best(best: Mapping[str, Any] | None) -> str | None:
+    return None if best is None else f"{best['label']} {100 * best['share']:.1f} %"

@@ -1,0 +1,159 @@
+"""Read labelled data: images in a folder per class, a CSV (file,label), COCO JSON, or .npz with expected outputs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm.artifacts.runtime import InputError, images
+from farm.errors import UsageError
+
+CLASSIFY, DETECT, ERROR = "classify", "detect", "error"
+TASKS = (CLASSIFY, DETECT, ERROR)
+_KINDS = {"classifier": CLASSIFY, "detector": DETECT}
+_ARRAYS = ".npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A file and its truth: a class's number, or (class, left, top, right, bottom) in pixels of every object."""
+
+    path: Path
+    truth: Any = None
+
+
+def choose_task(wanted: str | None, task: Mapping[str, Any]) -> str:
+    """Return what is scored: `wanted`, else what the model's `task` suggests. Raises UsageError."""
+    own = _KINDS.get(str(task["kind"]), ERROR)
+    if wanted is None or wanted in (own, ERROR):
+        return wanted or own
+    if wanted not in TASKS:
+        raise UsageError(f"--task {wanted!r} is unknown", f"Known: {', '.join(TASKS)}.")
+    raise UsageError(f"--task {wanted}: the model is no {wanted.replace('ify', 'ifier').replace('ect', 'ector')}")
+
+
+def read_dataset(folder: Path, task: str, labels: Sequence[str], classes: int, limit: int) -> list[Example]:
+    """Return up to `limit` examples (0: all), spread over the data. Raises UsageError.
+
+    `labels` are the names of the model's `classes`, or empty.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--data {str(folder)!r} is no folder", "Give a folder of images with labels.")
+    if task == DETECT:
+        found = _read_coco(folder, labels, classes)
+    elif task == ERROR:
+        found = [Example(each) for each in list_files(folder, (*images.SUFFIXES, _ARRAYS))]
+    else:
+        tables = list_files(folder, (".csv",))
+        found = _read_csv(tables[0], labels, classes) if tables else _read_folders(folder, labels, classes)
+    if not found:
+        raise UsageError(f"{folder} holds no data", _HINTS[task])
+    if 0 < limit < len(found):
+        found = [found[index * len(found) // limit] for index in range(limit)]
+    for each in found:
+        if each.path.suffix.lower() != _ARRAYS:
+            try:
+                images.read_image(each.path, 3)
+            except InputError as error:
+                raise UsageError(str(error)) from error
+    return found
+
+
+_HINTS = {
+    CLASSIFY: "Put images into a folder per class, or beside a CSV with the columns file and label.",
+    DETECT: "Put images beside one COCO JSON file with images, annotations and categories.",
+    ERROR: "Put images or .npz files with inputs into it.",
+}
+
+
+def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """List the files of a folder with one of the suffixes, by name."""
+    return sorted(each for each in folder.iterdir() if each.suffix.lower() in suffixes and each.is_file())
+
+
+def _read_folders(folder: Path, labels: Sequence[str], classes: int) -> list[Example]:
+    folders = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    known = _index(labels)
+    # Without matching names, folders in order are the classes, as torchvision's ImageFolder has it.
+    is_ordered = len(folders) == classes and not any(_plain(each.name) in known for each in folders)
+    return [
+        Example(path, order if is_ordered else _find_class(each.name, known, classes, each))
+        for order, each in enumerate(folders)
+        for path in list_files(each, images.SUFFIXES)
+    ]
+
+
+def _read_csv(path: Path, labels: Sequence[str], classes: int) -> list[Example]:
+    try:
+        rows = [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if rows and [each.strip().lower() for each in rows[0][:2]] == ["file", "label"]:
+        rows = rows[1:]
+    known, found = _index(labels), []
+    for row in rows:
+        if len(row) < 2:
+            raise UsageError(f"{path}: {row[0][:80]!r} has no label", "Each line is FILE,LABEL.")
+        found.append(Example(_require_file(path, row[0].strip()), _find_class(row[1], known, classes, path)))
+    return found
+
+
+def _read_coco(folder: Path, labels: Sequence[str], classes: int) -> list[Example]:
+    files = list_files(folder, (".json",))
+    if len(files) != 1:
+        raise UsageError(f"{folder} holds {len(files)} JSON files, not one", _HINTS[DETECT])
+    [path] = files
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        named = {int(each["id"]): str(each["file_name"]) for each in document["images"]}
+        categories = {int(each["id"]): str(each["name"]) for each in document["categories"]}
+        boxes: dict[int, list[tuple[int, list[float]]]] = {image: [] for image in named}
+        for each in document["annotations"]:
+            if not each.get("iscrowd"):
+                x, y, width, height = map(float, each["bbox"])
+                boxes[int(each["image_id"])].append((int(each["category_id"]), [x, y, x + width, y + height]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no COCO JSON: {type(error).__name__} {error}", _HINTS[DETECT]) from error
+    if not any(boxes.values()):
+        raise UsageError(f"{path} has no annotations", _HINTS[DETECT])
+    known, used = _index(labels), {category for each in boxes.values() for category, _ in each}
+    if is_ordered := not known and len(categories) == classes:
+        numbers = {category: order for order, category in enumerate(sorted(categories))}
+    else:
+        numbers = {each: _find_class(categories.get(each, str(each)), known, classes, path) for each in used}
+    assert is_ordered or used == set(numbers)
+    return [
+        Example(_require_file(path, name), [(numbers[category], *box) for category, box in boxes[image]])
+        for image, name in sorted(named.items())
+    ]
+
+
+def _require_file(listed: Path, name: str) -> Path:
+    for folder in (listed.parent, listed.parent / "images"):
+        path = folder / name
+        if path.is_file() and path.resolve().is_relative_to(listed.parent.resolve()):
+            return path
+    raise UsageError(f"{listed} names {name[:80]!r}, which is not in {listed.parent}")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+
+
+def _index(labels: Sequence[str]) -> dict[str, int]:
+    return {_plain(each): index for index, each in reversed(list(enumerate(labels)))}
+
+
+def _find_class(text: str, known: Mapping[str, int], classes: int, where: Path) -> int:
+    """Return the class that a name or number means. Raises UsageError."""
+    if (found := known.get(_plain(text))) is not None:
+        return found
+    if text.strip().isdecimal() and int(text) < classes:
+        return int(text)
+    hint = "--classes FILE names the classes, one a line." if not known else f"For example: {next(iter(known))}."
+    raise UsageError(f"{where}: {text.strip()[:80]!r} is none of the model's {classes} classes", hint)

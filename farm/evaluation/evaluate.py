@@ -1,0 +1,233 @@
+"""Run variants of a model on data, on one held board: accuracy beside ONNX Runtime's, latency, energy and size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import Engine, RunSpec
+from farm.artifacts.checking import open_reference, take_inputs
+from farm.artifacts.manifest import Artifact
+from farm.artifacts.on_board import HeldForModels, require_ok
+from farm.artifacts.running import read_energy
+from farm.artifacts.runtime import InputError, boxes, tasks
+from farm.artifacts.runtime.inputs import read_arrays
+from farm.artifacts.runtime.lengths import fit
+from farm.artifacts.timing import Variant, describe_runs, ordered, time_in_turns
+from farm.crew.visits import plan_window
+from farm.errors import UsageError
+from farm.evaluation import datasets, scores
+from farm.evaluation.datasets import CLASSIFY, DETECT, Example
+from farm.models.source import ModelSource
+
+REFERENCE = "reference"
+TOP1, TOP5, MAP50, MAP, OFF = "top1", "top5", "map50", "map", "error"
+METRICS = {CLASSIFY: (TOP1, TOP5), DETECT: (MAP50, MAP), datasets.ERROR: (OFF,)}
+# Detectors are scored by all but their least sure boxes, as COCO's evaluation is.
+_LEAST_SCORE = 0.001
+_WINDOW_S = 2.0
+# Every so many examples the progress is said.
+_SAID_EVERY = 50
+
+Say = Callable[[str], None]
+# Outputs of one inference, by the model's input names.
+Run = Callable[[Mapping[str, Any]], list[Any]]
+
+
+@dataclasses.dataclass
+class Results:
+    """What one variant found, by example: ranks of the true class, boxes, or relative errors; and the best class."""
+
+    task: str
+    values: list[Any] = dataclasses.field(default_factory=list)
+    best: list[tuple[int, float] | None] = dataclasses.field(default_factory=list)
+
+    def list_hits(self, metric: str) -> list[bool]:
+        """Return whether each true class is among the best one or five."""
+        return [rank < (1 if metric == TOP1 else 5) for rank in self.values]
+
+
+class Scorer:
+    """Figures and changes of all variants on the same examples."""
+
+    def __init__(self, task: str, examples: Sequence[Example], results: Mapping[str, Results]) -> None:
+        """Score. Raises UnavailableError where detectors are scored without pycocotools."""
+        self._task, self._results = task, results
+        self._figures: dict[str, tuple[tuple[float, float], Any]] = {}
+        if task == DETECT:
+            truths = [each.truth for each in examples]
+            for name, found in results.items():
+                precision = scores.Precision(truths, found.values)
+                self._figures[name] = precision.find(), precision.draw()
+
+    def find(self, name: str, metric: str) -> scores.Interval:
+        """Return a figure with its interval."""
+        found = self._results[name]
+        if self._task == CLASSIFY:
+            hits = found.list_hits(metric)
+            return scores.find_wilson(sum(hits), len(hits))
+        if self._task == DETECT:
+            column = METRICS[DETECT].index(metric)
+            values, drawn = self._figures[name]
+            return scores.find_quantiles(values[column], drawn[:, column])
+        return (value := float(np.median(found.values))), min(found.values), max(found.values, default=value)
+
+    def find_change(self, name: str, base: str, metric: str) -> scores.Interval:
+        """Return the difference of two variants' figures, paired by example."""
+        if self._task == CLASSIFY:
+            return scores.find_paired_change(*(self._results[each].list_hits(metric) for each in (name, base)))
+        column = METRICS[DETECT].index(metric)
+        (ours, drawn), (theirs, others) = self._figures[name], self._figures[base]
+        return scores.find_quantiles(ours[column] - theirs[column], drawn[:, column] - others[:, column])
+
+
+def evaluate(
+    variants: Mapping[str, Artifact],
+    source: ModelSource,
+    board: HeldForModels,
+    examples: Sequence[Example],
+    task: str,
+    model_runs: int,
+    say: Say,
+) -> dict[str, Any]:
+    """Time the variants in turns on the first example, run all examples, and score; return the document's part.
+
+    `variants` are by precision. The reference is the float32 `source` in ONNX Runtime on this machine.
+    """
+    about = next(iter(variants.values())).manifest
+    first, _ = read_example(about, examples[0])
+    limits = board.limits(max(each.manifest.threads for each in variants.values()))
+    turns = []
+    for name, artifact in variants.items():
+        fitted = fit(artifact.manifest.to_runtime(), first)
+        library = artifact.read_file(fitted.library)
+        turns.append(Variant(name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, artifact.manifest.device))
+    say(f"{about.name}: timing {', '.join(variants)} in turns")
+    energy = plan_window(board.description, _WINDOW_S).to_energy()
+    timed = time_in_turns(board.run, turns, model_runs, limits, energy=energy)
+    runs = {REFERENCE: open_reference(source)} | {name: open_artifact(each, board) for name, each in variants.items()}
+    results = run_examples(about, runs, examples, task, say)
+    scorer = Scorer(task, examples, results)
+    rows = []
+    for name in runs:
+        row: dict[str, Any] = {"precision": name, "scores": {}, "change": {}, "latency_s": None}
+        for metric in METRICS[task]:
+            row["scores"][metric] = _name(scorer.find(name, metric))
+            if name != REFERENCE and metric != OFF:
+                row["change"][metric] = _name(scorer.find_change(name, REFERENCE, metric))
+        if name != REFERENCE:
+            summary = timed.summary(name)
+            assert summary is not None  # `time_in_turns` raises otherwise
+            energy_j, power_w = read_energy(timed.outcomes[name])
+            size = variants[name].manifest.library.bytes
+            row |= {"latency_s": dataclasses.asdict(summary), "energy_j": energy_j, "power_w": power_w, "bytes": size}
+        rows.append(row)
+    labels = read_labels(next(iter(variants.values())))
+    return {
+        "threads": limits.threads,
+        "clocks": board.read_clocks(timed.outcomes[turns[0].name], about.device),
+        "runs": describe_runs(model_runs),
+        "doubt": timed.find_doubt(),
+        "rows": rows,
+        "examples": [
+            {
+                "file": example.path.name,
+                "label": _label(labels, example.truth) if task == CLASSIFY else None,
+                "found": {
+                    name: {"label": _label(labels, best[0]), "share": best[1]}
+                    for name, each in results.items()
+                    if (best := each.best[index]) is not None
+                },
+            }
+            for index, example in enumerate(examples)
+        ],
+    }
+
+
+def run_examples(
+    about: Any, runs: Mapping[str, Run], examples: Sequence[Example], task: str, say: Say
+) -> dict[str, Results]:
+    """Run every example through every program, in turns."""
+    results = {name: Results(task) for name in runs}
+    names = [each.name for each in about.outputs]
+    for number, example in enumerate(examples):
+        inputs, scale = read_example(about, example)
+        wanted = _read_expected(about, example) if task == datasets.ERROR else None
+        for name, run in runs.items():
+            outputs = run(inputs)
+            # The reference comes first.
+            wanted = wanted or outputs
+            results[name].values.append(_score(task, about.task, names, outputs, wanted, example, scale))
+            best = tasks.find(dict(zip(names, outputs, strict=True)), about.task, (), 1, scale)[:1]
+            results[name].best.append((best[0]["class"], best[0]["share"]) if best else None)
+        if (number + 1) % _SAID_EVERY == 0:
+            say(f"{about.name}: {number + 1} of {len(examples)} examples")
+    return results
+
+
+def _score(
+    task: str, about: Mapping[str, Any], names: Sequence[str], outputs: Any, wanted: Any, example: Example, scale: float
+) -> Any:
+    if task == CLASSIFY:
+        return scores.find_rank(outputs[0], example.truth)
+    if task == DETECT:
+        found = boxes.find_boxes(dict(zip(names, outputs, strict=True)), about, scale, _LEAST_SCORE)
+        return [(each.index, each.left, each.top, each.right, each.bottom, each.score) for each in found]
+    return scores.find_error(outputs, wanted)
+
+
+def read_example(about: Any, example: Example) -> tuple[Mapping[str, Any], float]:
+    """Return a model's inputs, and an image's scale in them. Raises UsageError."""
+    try:
+        if example.path.suffix.lower() == ".npz":
+            known = {each.name for each in about.inputs}
+            arrays = {name: each for name, each in read_arrays(example.path).items() if name in known}
+            return take_inputs(about, arrays), 1.0
+        arrays, scale = tasks.read_input(example.path, about.model_dump(include={"name", "inputs", "task"}))
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    return take_inputs(about, arrays), scale
+
+
+def _read_expected(about: Any, example: Example) -> list[Any] | None:
+    """Return the outputs that a .npz has beside its inputs; None without them."""
+    if example.path.suffix.lower() != ".npz":
+        return None
+    arrays = read_arrays(example.path)
+    found = [arrays[each.name] for each in about.outputs if each.name in arrays]
+    return found if len(found) == len(about.outputs) else None
+
+
+def open_artifact(artifact: Artifact, board: HeldForModels) -> Run:
+    """Return a function that runs an artifact on the held board. It raises PermanentError."""
+    manifest = artifact.manifest
+    board.require_fit(manifest)
+    called, libraries = manifest.to_runtime(), dict[str, bytes]()
+    spec = RunSpec(Engine.RELAX_VM, device=manifest.device, limits=board.limits(manifest.threads))
+
+    def run(inputs: Mapping[str, Any]) -> list[Any]:
+        fitted = fit(called, inputs)
+        if fitted.library not in libraries:
+            libraries[fitted.library] = artifact.read_file(fitted.library)
+        outcome, outputs = board.run(spec, libraries[fitted.library], ordered(fitted.inputs))
+        require_ok(outcome, manifest.name, board.name)
+        return list(fitted.crop([np.asarray(each) for each in outputs.values()]))
+
+    return run
+
+
+def read_labels(artifact: Artifact) -> list[str]:
+    """Return the names of an artifact's classes; [] where it has none."""
+    known = "labels.txt" in artifact.manifest.files
+    return artifact.read_file("labels.txt").decode().splitlines() if known else []
+
+
+def _label(labels: Sequence[str], index: int) -> str:
+    return labels[index] if index < len(labels) else f"class {index}"
+
+
+def _name(interval: scores.Interval) -> dict[str, float]:
+    return dict(zip(("value", "low", "high"), interval, strict=True))
