@@ -32,7 +32,7 @@ from farm.inventory.board_types import require_board_type
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
 from farm.report import campaign_page
-from farm.report.campaign_document import make_document
+from farm.report.campaign_document import make_document, make_report
 from farm.report.campaign_table import summary_line
 from farm.settings import Settings
 from farm.store import Store
@@ -229,7 +229,9 @@ class Campaign:
 
     def report(self, folder: str | pathlib.Path) -> dict[str, str]:
         """Write its report into a folder; return the paths of the files."""
-        return campaign_page.write_campaign_report(self.show(), pathlib.Path(folder))
+        with self._open() as store:
+            document = make_report(store, self.name)
+        return campaign_page.write_campaign_report(document, pathlib.Path(folder))
 
     # Inside
 

@@ -20,7 +20,7 @@ from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import cores, default_schedule, gpus
 from farm.search.cores import Core
 from farm.search.families import rule
-from farm.search.families.family import Plan, Prediction, Unit
+from farm.search.families.family import Plan, Prediction, Unit, read_mark
 from farm.search.families.words import describe_plan
 from farm.search.gpus import TargetGpu
 from farm.search.target import make_target
@@ -126,7 +126,7 @@ def _find_plan(served: WorkloadServed, workload: Workload, traces: Mapping[str, 
     """Return family and plan: of the record's trace, else of the rule; None for TVM's own schedules."""
     if served.record is not None:
         trace = traces.get(served.record.candidate)
-        return rule.read_mark(json.loads(trace)[0][0]) if trace else None
+        return read_mark(json.loads(trace)[0][0]) if trace else None
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = default_schedule.find_default(workload, entry, make_target(workload.target))
     return (found.family, found.plan) if found and served.source == "rule" else None

@@ -84,7 +84,7 @@ def report(
 ) -> output.Document:
     """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
     with options.open_store_to_show() as store:
-        document = campaign_document.make_document(store, name)
+        document = campaign_document.make_report(store, name)
     if out is None and not is_name(name):  # one of an earlier version's, which took any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
     paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from farm.search import gpus
+from farm.search.families.family import Plan, read_mark
+from farm.search.tuners import importance
 from farm.store import Store
 from farm.store.totals import BoardTotal, CountedTrial
 from farm.types import campaigns
@@ -79,6 +83,33 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
         "curves": make_curves(campaign.order, store.totals.fetch_course(campaign.id)),
         "events": [{"at": row.at, "kind": row.kind, "message": row.message} for row in store.events.fetch(name)],
     }
+
+
+def make_report(store: Store, name: str) -> dict[str, Any]:
+    """Return `make_document` with the `importance` of options, which reads all traces."""
+    return make_document(store, name) | {"importance": rate_options(store, name)}
+
+
+def rate_options(store: Store, name: str) -> list[dict[str, Any]]:
+    """Return for each task of a campaign how much each option of its plans mattered, where enough trials tell.
+
+    A task's plans are of one family, that of most trials. Reads the traces of one task at a time.
+    """
+    campaign = store.campaigns.require(name)
+    rated = []
+    for kind in campaign.order.types:
+        for each, point in itertools.product(kind.workloads, kind.points):
+            by_family: dict[str, list[tuple[Plan, float]]] = {}
+            for trial in store.trials.fetch_counted(campaign.id, (kind.board_type, each.hash, point)):
+                mark = read_mark(json.loads(trial.trace_json)[0][0]) if trial.trace_json else None
+                if mark is not None and trial.median_s is not None:
+                    by_family.setdefault(mark[0], []).append((mark[1], trial.median_s))
+            family, known = max(by_family.items(), key=lambda item: len(item[1]), default=("", []))
+            found = importance.rate_options([plan for plan, _ in known], [median_s for _, median_s in known])
+            if found is not None:
+                where = {"board_type": kind.board_type, "point": point, "workload": each.hash, "name": each.name}
+                rated.append(where | {"family": family} | dataclasses.asdict(found))
+    return rated
 
 
 def _fetch_records(store: Store, campaign: campaigns.FleetCampaign) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from farm.report import campaign_rows
 from farm.report.campaign_rows import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.report.record_document import DECIDED
+from farm.search.families.words import name_option
 from farm.units import format_bytes, format_latency, format_minute
 
 # By the kind of an event; the event's own message follows.
@@ -60,6 +62,8 @@ _SIDES = {
 }
 # The report has the last events; the JSON has all.
 _MOST_EVENTS = 40
+# Options named for a task; the JSON has all.
+_MOST_OPTIONS = 4
 # Models named at the top; all are in the table below.
 _MOST_ANSWERS = 3
 Document = Mapping[str, Any]
@@ -71,6 +75,7 @@ def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
         "Models": _models(document, gains),
         "To the boards": _commands(document),
         "Winners": _winners(document),
+        "Options that mattered": _options(document),
         "Boards": _boards(document),
         "Trials": _trials(document),
         "Warm start": _warm_start(document),
@@ -280,6 +285,30 @@ def _list_undecided(document: Document) -> list[str]:
             where = f"{each['name']} on {each['board_type']} @ {each['point']}"
             entries.append(f"{where}: {reason}" if reason else where)
     return entries
+
+
+def _options(document: Document) -> Iterator[PageTable | str]:
+    """Return what each task's trials tell about the options of its plans, where that was rated."""
+    rated = document.get("importance", ())
+    rows = [
+        (
+            *(Cell(each["name"], kind=CODE), each["board_type"], each["point"], each["family"], f"{each['trials']:,}"),
+            f"{each['explained'] * 100:.0f} %",
+            ", ".join(
+                f"{name_option(name)} {share * 100:.0f} %"
+                for name, share in itertools.islice(each["options"].items(), _MOST_OPTIONS)
+            ),
+        )
+        for each in rated
+    ]
+    if rows:
+        head = ("workload", "board type", "point", "family", "trials", "explained", "share of the variance by option")
+        yield make_table(head, rows, left=(0, 1, 2, 3, 6))
+        yield (
+            "Of boosted trees fitted to each workload's good trials. Explained: the share of the variance of log "
+            "latency that they predict of trials left out. An option's share includes its interactions, so the sum may "
+            "exceed 100 %. It is about the tried plans, most of which are good."
+        )
 
 
 def _boards(document: Document) -> Iterator[PageTable]:

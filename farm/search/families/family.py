@@ -15,6 +15,8 @@ from farm.search.gpus import TargetGpu
 # The CPU cores or GPU that a function runs on.
 Unit = Core | TargetGpu
 Plan = Mapping[str, int]
+# Annotation of the root block, so that the trace names the plan.
+MARK = "farm.plan"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +54,13 @@ class Family(Protocol):
 
         Raises TVM's errors where it refuses.
         """
+
+
+def read_mark(instructions: Any) -> tuple[str, Plan] | None:
+    """Read family and plan from a trace's instructions in JSON; None where no family made it."""
+    for kind, inputs, attributes, _ in instructions:
+        if kind == "Annotate" and list(attributes) == [MARK]:
+            name, *words = str(inputs[1]).strip('"').split()
+            pairs = (word.partition("=") for word in words)
+            return name, {knob: int(option) for knob, _, option in pairs}
+    return None

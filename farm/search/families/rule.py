@@ -16,7 +16,7 @@ import tvm
 from farm.search.families.dense import Batched, Dense, Dots, Grouped
 from farm.search.families.depthwise import Depthwise
 from farm.search.families.elementwise import Elementwise
-from farm.search.families.family import Family, Plan, Prediction, Unit
+from farm.search.families.family import MARK, Family, Plan, Prediction, Unit
 from farm.search.families.gpu import GpuFlat, GpuNorms, GpuSums
 from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.gpu_winograd import GpuWinograd
@@ -28,8 +28,6 @@ from farm.search.gpus import TargetGpu
 
 _log = logging.getLogger(__name__)
 
-# Annotation of the root block, so that the trace names the plan.
-MARK = "farm.plan"
 # Limit on listed combinations of options.
 _MOST_PLANS = 100_000
 
@@ -123,13 +121,3 @@ def read_outlook(module: Any, core: Unit) -> Outlook | None:
 def is_marked(trace_json: str) -> bool:
     """Say whether a recorded trace is a family's plan, without parsing it."""
     return f'"{MARK}"' in trace_json
-
-
-def read_mark(instructions: Any) -> tuple[str, Plan] | None:
-    """Read family and plan from a trace's instructions in JSON; None where no family made it."""
-    for kind, inputs, attributes, _ in instructions:
-        if kind == "Annotate" and list(attributes) == [MARK]:
-            name, *words = str(inputs[1]).strip('"').split()
-            pairs = (word.partition("=") for word in words)
-            return name, {knob: int(option) for knob, _, option in pairs}
-    return None

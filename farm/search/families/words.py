@@ -24,11 +24,38 @@ _WORDS: dict[str, str | dict[int, str]] = {
     "write": "{} written",
     "read": "{} read at once",
 }
+# By option: what it decides.
+_NAMES = {
+    "lanes": "vector width",
+    "vectors": "vectors of a tile",
+    "pixels": "pixels of a tile",
+    "rows": "rows of a tile",
+    "order": "loop order",
+    "pad": "padding",
+    "steps": "reduction steps at once",
+    "parts": "parts of the reduction",
+    "unit": "rows of Winograd tiles",
+    "strip": "rows of a strip",
+    "lines": "rows padded together",
+    "wide": "threads along channels",
+    "far": "threads along pixels",
+    "channels": "channels of a thread",
+    "columns": "pixels of a thread",
+    "pieces": "chunks",
+    "each": "results of a thread",
+    "shares": "threads of a result",
+    "beside": "results beside each other",
+}
 _DENSE_PADS = {0: "padded first", 1: "padded by rows", 2: "padded with a skew", 3: "read in place"}
 _DEPTHWISE = {
     "pad": {0: "padded first", 1: "padded by rows", 2: "padded by rows, borders apart", 3: "read in place"},
     "unroll": {0: "columns unrolled", 1: "kernel unrolled"},
 }
+
+
+def name_option(name: str) -> str:
+    """Return what an option decides, in words."""
+    return _NAMES.get(name, name)
 
 
 def describe_plan(family: str, plan: Plan) -> str:

@@ -24,7 +24,7 @@ from farm.search import gpus, traces, tvm_env
 from farm.search.build import lowering
 from farm.search.candidates import Candidate
 from farm.search.families import rule
-from farm.search.families.family import Plan, Prediction
+from farm.search.families.family import Plan, Prediction, read_mark
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
 from farm.search.tuners.correction import Floats, Plans
@@ -318,7 +318,7 @@ class ScheduleSpace:
             shape, given = traces.shape(instructions), dict(decisions)
         except (ValueError, TypeError, IndexError, KeyError):
             return None
-        mark = rule.read_mark(instructions)
+        mark = read_mark(instructions)
         for index, sketch in enumerate(self._sketches):
             if isinstance(sketch, FamilySketch):
                 if (decisions_of_plan := sketch.read(mark)) is not None:
