@@ -118,6 +118,9 @@ class BoardMetrics(Collector):
         limit = {one.name: float(one.max_hz) for one in domains if one.max_hz is not None}
         yield _gauge("clock_hertz", "Clocks now: CPU clusters, gpu, memory.", _labelled(now), "domain")
         yield _gauge("clock_limit_hertz", "The highest that each clock may reach now.", _labelled(limit), "domain")
+        gpu = self._board.platform.gpu
+        if gpu is not None and (load := gpu.read_load()) is not None:
+            yield _gauge("gpu_load_ratio", "Share of time that the GPU was busy lately, by its driver.", {(): load})
         yield _gauge(
             "cores_online", "CPU cores that are online.", {(): sum(len(one.online) for one in clocks.clusters)}
         )

@@ -63,10 +63,17 @@ def _mark_points(group: ElementTree.Element, marks: Marks) -> None:
         ElementTree.SubElement(point, f"{{{_SVG}}}title").text = title
 
 
-def plan_times(name: str, caption: str, unit: str, lines: Sequence[tuple[str, Line]], times: Sequence[float]) -> Chart:
+def plan_times(
+    name: str,
+    caption: str,
+    unit: str,
+    lines: Sequence[tuple[str, Line]],
+    times: Sequence[float],
+    high: float | None = None,
+) -> Chart:
     """Plan values over time; a line breaks where values are missing for much longer than usual.
 
-    The axis has room for `times`, too, so that several charts share one.
+    The axis has room for `times`, too, so that several charts share one. Values from 0 to `high`, where given, fill it.
     """
     marks = []
     for (what, line), colour in zip(lines, charts.COLOURS, strict=False):
@@ -78,7 +85,8 @@ def plan_times(name: str, caption: str, unit: str, lines: Sequence[tuple[str, Li
             marks.append(Marks(*_columns(alone), colour, shape="o", size=3))
     ends = [*times, *(at for _, line in lines for at, _ in line)]
     x = ChartAxis(low=min(ends), high=max(ends), form="time")
-    return Chart(name, caption, "", "", (Panel(x, ChartAxis(unit), tuple(marks)),), 1.6, simulated=False)
+    y = ChartAxis(unit, None if high is None else 0.0, high)
+    return Chart(name, caption, "", "", (Panel(x, y, tuple(marks)),), 1.6, simulated=False)
 
 
 def _columns(points: Line) -> tuple[charts.Numbers, charts.Numbers]:

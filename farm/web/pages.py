@@ -24,7 +24,7 @@ from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
 from farm.types.documents import BoardInfo
-from farm.web import charts, now, orders, series
+from farm.web import charts, live_board, now, orders, series
 from farm.web.access import COOKIE
 from farm.web.tokens import Role
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
@@ -131,6 +131,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             board=board,
             row=row,
             calibration=calibration,
+            live=_read_live(view, board),
             charts=[*_draw_readings(readings), *_draw_golden(calibration)],
             readings=len(readings),
             events=now.list_events(store, name, _EVENTS),
@@ -140,6 +141,19 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             limit_c=series.find_limit_c(board.board_type),
             command=f"farm board show {shlex.quote(name)}",
         )
+
+
+@router.get("/boards/{name}/now")
+def show_board_now(request: Request, name: str) -> HTMLResponse:
+    """Show what the board's exporter says now: a piece of its page, which a script asks for again."""
+    view = get_view(request)
+    with view.stores.lend() as store:
+        board = store.boards.require(name)
+    return show(request, "board_now.html", board=board, live=_read_live(view, board), command="")
+
+
+def _read_live(view: View, board: BoardInfo) -> dict[str, Any] | None:
+    return None if board.on_demand else live_board.draw(view.live.read(board.name))
 
 
 def _draw_readings(readings: Sequence[series.Reading]) -> Iterator[tuple[str, Any]]:

@@ -30,6 +30,7 @@ from farm.types import campaigns
 from farm.web import now
 from farm.web.access import Access
 from farm.web.live import Part
+from farm.web.live_board import LiveBoards
 from farm.web.now import KnownOfBoards
 from farm.web.series import Courses, Gauges, GoldenRuns
 
@@ -137,7 +138,7 @@ class View:
     def __init__(self, settings: Settings, access: Access) -> None:
         self.settings, self.access = settings, access
         self.stores = Stores(settings.store_location)
-        self.golden, self.gauges = GoldenRuns(), Gauges()
+        self.golden, self.gauges, self.live = GoldenRuns(), Gauges(), LiveBoards(settings.home_path)
         self.courses, self.sweeps = Courses(), SweepDocuments()
         self._mark: OverviewMark | None = None
         self._campaigns_at = 0.0

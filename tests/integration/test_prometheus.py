@@ -18,10 +18,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from farm.connectivity import services as services_side
+from farm.connectivity import services_state
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignStanding, TrialSums, Virtual
+from farm.web import live_board
 from tests.board_rows import make_lease
 from tests.integration.conftest import ROOT, wait_until
 from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
@@ -105,6 +107,32 @@ def test_the_linter_has_nothing_to_say(coordinator: Exporter, board: int) -> Non
         text = fetch(f"http://127.0.0.1:{port}/metrics")
         done = subprocess.run([promtool, "check", "metrics"], input=text.encode(), capture_output=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_an_idle_board_is_live_on_its_page(
+    coordinator: Exporter, board: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a board reads its exporter: clocks, temperatures and power at once, the CPU's load at the next read.
+    Without services or an exporter it says so.
+    """
+    coordinator.set_targets({"sim-1": ("jetson-nano", ("127.0.0.1", board))})
+    monkeypatch.setattr(live_board, "_FRESH_S", 0.0)
+    boards = live_board.LiveBoards(tmp_path)
+    assert boards.read("sim-1") == []
+    with services_state.services_lock(tmp_path):
+        address = ("127.0.0.1", 1)
+        services_state.publish(
+            tmp_path, services_state.ServicesInfo(os.getpid(), "/nowhere/control", address, coordinator.address, 0.0)
+        )
+        first, second = [boards.read("sim-1") for _ in range(2)][-1]
+        assert boards.read("sim-2") == []
+    assert first.cpu_load is None
+    assert second.cpu_load is not None
+    assert 0 <= second.cpu_load <= 1
+    assert second.clock_hz.keys() >= {"a57", "gpu"}
+    assert second.power_w["POM_5V_IN"] > 0.5
+    assert 0 < (second.memory_used or 0) < (second.memory_total or 0)
+    assert (second.gpu_load, min(second.temperature_c.values()) > 0) == (0.0, True)
 
 
 def test_the_example_configuration_is_right() -> None:

@@ -62,6 +62,13 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => swapMain(location.href), 800);
   };
+  // A board's load and sensors, read again while the page is seen.
+  setInterval(async () => {
+    for (const each of document.hidden ? [] : document.querySelectorAll("[data-refresh]")) {
+      const answer = await fetch(each.dataset.refresh).catch(() => null);
+      if (answer?.ok) put(each.id, await answer.text());
+    }
+  }, 2000);
   const live = get("live");
   const source = new EventSource("/live");
   live.hidden = false;
