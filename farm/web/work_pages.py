@@ -18,7 +18,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.points.values import Goal, Objective
 from farm.report import campaign_rows, sweep_answer
-from farm.report.campaign_document import draw_curves, list_winners
+from farm.report.campaign_document import TaskId, draw_curves, list_winners
 from farm.report.sweep_answer import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
@@ -29,7 +29,7 @@ from farm.types import campaigns
 from farm.web import charts, now, orders
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, show, turn
 from farm.web.series import Course
-from farm.web.view import Text
+from farm.web.view import Text, View
 
 router = APIRouter(include_in_schema=False)
 
@@ -56,8 +56,8 @@ def list_campaigns(request: Request, page: PageNumber = 1) -> HTMLResponse:
 
 
 @router.get("/campaigns/{name}")
-def show_campaign(request: Request, name: str) -> HTMLResponse:
-    """Show a campaign: progress, results, and who measured when."""
+def show_campaign(request: Request, name: str, beside: Text = "") -> HTMLResponse:
+    """Show a campaign: progress, results, and who measured when; and another one beside it."""
     view = get_view(request)
     with view.stores.lend() as store:
         campaign = store.campaigns.require(name)
@@ -71,10 +71,15 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
             lanes, left_out = _list_lanes(store, campaign, course)
             tasks = list(_list_tasks(progress, course))
             counted, began, ended = course.counted, course.began, course.ended
+            best_s = dict(course.best_s)
+        other = store.campaigns.require(beside) if beside else None
+        both, others = _compare_campaigns(view, store, best_s, other) if other else ([], [])
+        choices = [each.name for each in store.campaigns.fetch_page(PER_PAGE, 0)[0] if each.name != name]
     lines = [
         (_name_curve(each, curves), [(at, s * 1e3) for at, s in each["steps"]]) for each in curves if each["steps"]
     ]
-    course_chart = charts.plan_course(lines[:_MOST_CURVES], counted)
+    lines = lines[: _MOST_CURVES // 2] + others[: _MOST_CURVES // 2] if others else lines[:_MOST_CURVES]
+    course_chart = charts.plan_course(lines, max([counted, *(steps[-1][0] for _, steps in others)]))
     return show(
         request,
         "campaign.html",
@@ -94,9 +99,28 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
         gaps=_sum_gaps(lanes),
         events=now.list_events(store, name, PER_PAGE),
         budget=orders.list_fields(campaign),
+        both=both,
+        beside=beside,
+        choices=choices,
         submitted=f"farm {campaign.command}",
         command=f"farm campaign show {shlex.quote(name)}",
     )
+
+
+def _compare_campaigns(
+    view: View, store: Store, best_s: Mapping[TaskId, float], other: campaigns.FleetCampaign
+) -> tuple[list[tuple[str, TaskId, float, float]], list[tuple[str, list[tuple[float, float]]]]]:
+    """Return tasks of both with their best latencies (s), the greatest gain first, and the other one's curves (ms)."""
+    with view.courses.read(store, other.id) as course:
+        theirs, curves = dict(course.best_s), draw_curves(other.order, course.gains)
+    names = {each.hash: each.name for kind in other.order.types for each in kind.workloads}
+    common = [(names.get(task[2], task[2]), task, best_s[task], theirs[task]) for task in theirs if task in best_s]
+    lines = [
+        (f"{other.name}: {_name_curve(each, curves)}", [(at, s * 1e3) for at, s in each["steps"]])
+        for each in curves
+        if each["steps"]
+    ]
+    return sorted(common, key=lambda each: each[3] / each[2]), lines
 
 
 def _list_tasks(progress: Mapping[str, Any], course: Course) -> Iterator[dict[str, Any]]:

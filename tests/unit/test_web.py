@@ -123,6 +123,7 @@ def test_the_api_describes_itself(client: TestClient) -> None:
 
 PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
 PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in", "/docs")
+PAGES += (f"/campaigns/{web_store.CAMPAIGN}?beside={web_store.CAMPAIGN}",)
 PAGES += ("/results", "/results/compare?one=1&other=2")
 
 
@@ -570,6 +571,15 @@ def test_facts_of_a_board_are_words() -> None:
         ("clocks", "a57 102 to 1479 MHz, memory"),
         ("sensors", "POM_5V_IN (ina3221-iio)"),
     ]
+
+
+def test_campaigns_stand_side_by_side(client: TestClient) -> None:
+    """A campaign beside another shows both best latencies of each common workload; an unknown one is refused."""
+    page = client.get(f"/campaigns/{web_store.CAMPAIGN}?beside={web_store.CAMPAIGN}").text
+    ratios = re.findall(r'data-label="Ratio" class="n">([0-9.]+)<', page)
+    assert ratios
+    assert set(ratios) == {"1.000"}
+    assert client.get(f"/campaigns/{web_store.CAMPAIGN}?beside=none").status_code == 404
 
 
 def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:
