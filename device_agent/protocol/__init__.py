@@ -64,7 +64,7 @@ from device_agent.protocol.texts import (
 )
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 # Names under which the agent registers its functions with TVM's RPC server.
 CLAIM = "device_agent.claim"

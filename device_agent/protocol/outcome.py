@@ -73,12 +73,13 @@ class RunDetails(Message):
     `first_s` is the first inference after loading, which warm-up drops; null for emulated code, which has no first-time
     costs. `peak_memory_bytes` is the worker's peak, interpreter and runtime included; null if it is not the board's
     memory. `layers`, if requested, are in the order of their first run, measured by instrumented runs after the timed
-    ones.
+    ones. `others_s` are the median latencies of the instances beside the first one.
     """
 
     first_s: float | None
     peak_memory_bytes: int | None = None
     layers: tuple[Layer, ...] = ()
+    others_s: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

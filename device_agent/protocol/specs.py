@@ -207,7 +207,8 @@ class RunSpec(Message):
     """How to run a program on inputs that travel beside this message (see `device_agent.run_model`).
 
     `device` is `cpu` or `gpu`; inputs and outputs are in CPU memory either way. `per_layer` adds the time of each
-    function to the details, for Relax VM programs on the CPU.
+    function to the details, for Relax VM programs on the CPU. `instances` processes of a CPU program run at once, each
+    with `limits` and its share of the cores; the samples are the first one's.
     """
 
     engine: Engine
@@ -217,16 +218,19 @@ class RunSpec(Message):
     device: str = "cpu"
     return_outputs: bool = True
     per_layer: bool = False
+    instances: int = 1
     limits: Limits = dataclasses.field(default_factory=Limits)
     max_spread: float | None = None
     start: StartConditions | None = None
     energy: EnergySpec | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "runs")
+        require_positive(self, "runs", "instances")
         if self.warmup < 0:
             raise ProtocolError("RunSpec.warmup must be >= 0")
         if self.device not in (CPU, GPU):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
         if self.device == GPU and self.engine not in (Engine.RELAX_VM, Engine.KERNEL, Engine.TENSORRT):
             raise ProtocolError(f"the engine {self.engine} does not run on the GPU")
+        if self.device == GPU and self.instances > 1:
+            raise ProtocolError("a GPU runs one instance at a time")

@@ -128,6 +128,7 @@ class Plan:
     margin_s: float = 0.0  # sensors lag: how long the kernel must run before its window begins
     emulator: Emulator | None = None  # runs a program that is the board's own code, not this machine's
     cpus: tuple[int, ...] = ()  # cores for the worker's threads; empty: any
+    others: tuple[Marks, ...] = ()  # of the instances that run beside this one
 
     @property
     def extra_s(self) -> float:

@@ -21,7 +21,7 @@ from tvm.runtime.vm import VirtualMachine
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
-from device_agent.session.plan import LoadError, Plan
+from device_agent.session.plan import LoadError, Marks, Plan
 from device_agent.worker import rivals
 from device_agent.worker.arguments import numpy_dtype
 from device_agent.worker.rivals import Collector, Runner
@@ -78,6 +78,8 @@ def to_layers(found: Profile, latency_s: float, host_s: float) -> tuple[Layer, .
 
 # Short runs are timed back to back for this long, as in an energy window: other work in between cools caches.
 _BLOCK_S = 0.02
+# How often an instance looks whether the others run.
+_LOOK_S = 0.001
 
 
 def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> bytes:
@@ -89,6 +91,8 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     arrays = read_arrays(inputs)
     run, collect, profile = _load(spec, program, arrays, plan)
     plan.marks.set("loaded_s", time.monotonic())
+    while not all(each.read().running_s for each in plan.others):
+        time.sleep(_LOOK_S)  # the session ends this worker at its deadline
     plan.rest()
     before = plan.sensors.read()
     plan.marks.set("running_s", time.monotonic())
@@ -147,6 +151,26 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         details=RunDetails(first_s if plan.emulator is None else None, _read_peak_bytes(spec, plan), layers),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
+
+
+def run_beside(spec: RunSpec, program: Path, inputs: bytes, plan: Plan, first: Marks) -> bytes:
+    """Run the program until the worker with the marks `first` is done; return a frame with the median latency.
+
+    Raises as `run_program`.
+    """
+    run, _, _ = _load(spec, program, read_arrays(inputs), plan)
+    every_s: list[float] = []
+    timed_s: list[float] = []
+    while not (phases := first.read()).cpu_s:
+        began_s = time.perf_counter()
+        run()
+        every_s.append(time.perf_counter() - began_s)
+        plan.marks.set("running_s", time.monotonic())
+        if phases.running_s and not phases.timing_end_s:
+            timed_s.append(every_s[-1])
+    # A timing shorter than one run has none.
+    median_s = statistics.median(timed_s or every_s)
+    return protocol.pack_frame(Outcome(Status.OK, latency_s=(median_s,)).to_json(), b"")
 
 
 def _read_peak_bytes(spec: RunSpec, plan: Plan) -> int | None:

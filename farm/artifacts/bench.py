@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import CPU, Engine
+from device_agent.protocol import CPU, Engine, Limits
 from farm.artifacts import compile, make
 from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.given_model import GivenModel
@@ -25,7 +25,7 @@ from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_i
 from farm.artifacts.verify import compare
 from farm.crew.choice import plan_target
 from farm.crew.visits import plan_window
-from farm.errors import UnavailableError, UsageError
+from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
 from farm.processes.compile_subprocess import compile_in_subprocess
@@ -42,7 +42,7 @@ LABELS = {
     UNTUNED: "TVM, untuned",
     BASELINE: "the baseline",
 }
-_WINDOW_S = 2.0
+_WINDOW_S, _MOST_BATCH = 2.0, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,16 @@ def read_rivals(text: str) -> tuple[str, ...]:
     return tuple(name for name in RIVALS if name in wanted)
 
 
+def read_batches(text: str) -> tuple[int | None, ...]:
+    """Parse batch sizes such as `1,2,4`, ascending; "" is the model's own. Raises UsageError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if wrong := [word for word in words if not word.isdecimal() or not 0 < int(word) <= _MOST_BATCH]:
+        raise UsageError(
+            f"--batch: {wrong[0]!r} is no batch size", f"Give numbers from 1 to {_MOST_BATCH}, as in 1,2,4,8."
+        )
+    return tuple(sorted({int(word) for word in words})) or (None,)
+
+
 def bench(
     subjects: Sequence[Subject],
     board: HeldForModels,
@@ -80,13 +90,20 @@ def bench(
     store: Store,
     say: Callable[[str], None],
     per_layer: bool = False,
+    instances: int = 1,
 ) -> tuple[dict[str, Any], list[Timed]]:
-    """Compile what is missing while holding the board, then time; return the `--json` document and the timings."""
+    """Compile what is missing while holding the board, then time; return the `--json` document and the timings.
+
+    `instances` processes of each program run at once and share the threads. Raises UsageError, PermanentError.
+    """
     settings.share_linker_cache()
     about = board.description
     host_cores = len(os.sched_getaffinity(0))
     limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
+    if instances > 1:
+        limits = _share(limits, instances, board, subjects)
     models, timings, clocks = [], list[Timed](), ""
+    needs: dict[str, dict[int, int]] = {}
     for subject in subjects:
         source = subject.opened.source
         name = source.name
@@ -108,6 +125,12 @@ def bench(
             say(f"{name}: compiling")
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_in_subprocess(job, name, say=say)[0] if wanted else {}
+        batch = subject.opened.about.batch or 1
+        needed = make.estimate_memory(done[OURS]) if OURS in done else artifacts[OURS].manifest.memory_bytes
+        needs.setdefault(name, {})[batch] = needed
+        if 0 < about.memory_bytes < needed * instances and subject.artifact is None:
+            say(f"{name}, batch {batch}: left out, {instances * needed >> 20} MiB do not fit {board.name}")
+            continue
         programs = {each: compiled.library for each, compiled in done.items()}
         programs |= {each: artifact.read_library() for each, artifact in artifacts.items()}
         names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
@@ -135,22 +158,56 @@ def bench(
         variants[1:1] = added
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
-        timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy, per_layer=per_layer)
+        timed = time_in_turns(
+            board.run, variants, settings.model_runs, limits, energy=energy, per_layer=per_layer, instances=instances
+        )
         timed.missing |= missing
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         sizes = {each.name: len(each.program) for each in variants}
         models.append(_describe(subject, timed, reference, names, algorithms, sizes, about.engine_versions))
         timings.append(timed)
+    if not models:
+        raise PermanentError(f"no model fits the memory of {board.name}", "Take smaller batches or another board.")
     document = {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
         "threads": limits.threads,
+        "instances": instances,
         "clocks": clocks,
         "runs": describe_runs(settings.model_runs),
         "models": models,
+        "greatest_batch": {
+            name: found
+            for name, known in needs.items()
+            if (found := find_greatest_batch(known, min(about.memory_bytes // instances, limits.memory_bytes)))
+            is not None
+        },
     }
     return document, timings
+
+
+def _share(limits: Limits, instances: int, board: HeldForModels, subjects: Sequence[Subject]) -> Limits:
+    """Return the limits of one of several instances. Raises UsageError where the board cannot run them at once."""
+    if board.description.simulated:
+        raise UsageError(f"--instances: {board.name} is simulated, and simulated boards run one instance at a time")
+    if any(each.device != CPU for each in subjects):
+        raise UsageError("--instances: a GPU runs one instance at a time", "Leave --device and --instances apart.")
+    if instances > (cores := len(board.description.cores_online)):
+        raise UsageError(f"--instances {instances}: {board.name} has {cores} cores")
+    return dataclasses.replace(limits, threads=max(1, limits.threads // instances))
+
+
+def find_greatest_batch(needs: Mapping[int, int], memory_bytes: int) -> int | None:
+    """Return the greatest batch in so much memory by a line through the needs (bytes) of known batches, or None.
+
+    Activations grow with the batch, weights do not.
+    """
+    least, greatest = min(needs), max(needs)
+    if least == greatest or memory_bytes <= 0 or needs[greatest] <= needs[least]:
+        return None
+    each = (needs[greatest] - needs[least]) / (greatest - least)
+    return max(0, int(least + (memory_bytes - needs[least]) / each))
 
 
 def list_algorithms(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, list[str]]:
@@ -199,10 +256,13 @@ def _describe(
             ]
         verdict = compare(outputs, reference, find_tolerance_factor(algorithms[name]))
         energy_j, power_w = read_energy(timed.outcomes[name])
+        details = timed.describe_details(name)
+        if energy_j is not None and (together := details["instances_s"]):  # the window counts the first one's calls
+            energy_j /= summary.median * sum(1 / each for each in together)
         rows[name] = {
             "label": LABELS[name],
             "latency_s": dataclasses.asdict(summary),
-            "fps": batch / summary.median,
+            "fps": batch * sum(1 / each for each in details["instances_s"] or [summary.median]),
             "ratio": summary.median / ours.median,
             "precision": find_precision(subject, name),
             "version": versions.get(name, ""),
@@ -211,7 +271,7 @@ def _describe(
             "energy_j": energy_j,
             "power_w": power_w,
             "bytes": sizes[name],
-            **timed.describe_details(name),
+            **details,
         }
     return {
         "model": subject.opened.source.name,

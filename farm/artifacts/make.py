@@ -334,8 +334,7 @@ def _describe(
         pipeline=compiled.pipeline,
         workloads=served,
         weights=_describe_weights(order.board_type.pipeline, compiled),
-        # The file passes through a buffer before it is loaded.
-        memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
+        memory_bytes=estimate_memory(compiled),
         predicted_latency_s=predicted,
         task=find_task(inputs, outputs, source.read_metadata()),
         files={name: manifests.describe_file(data) for name, data in files.items()},
@@ -346,6 +345,11 @@ def _describe(
 
 def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
+
+
+def estimate_memory(compiled: compile.Compiled) -> int:
+    """Estimate a process's need in bytes. The file passes through a buffer before it is loaded."""
+    return _RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes
 
 
 def find_algorithm(workload: str) -> str:

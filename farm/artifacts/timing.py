@@ -69,15 +69,20 @@ class Timed:
         return summarise(self.samples[name]) if self.samples.get(name) else None
 
     def describe_details(self, name: str) -> dict[str, Any]:
-        """Return first inference (s, median of blocks), peak memory (bytes, largest) and layers; None if unknown."""
+        """Return first inference (s, median of blocks), peak memory (bytes, largest) and layers; None if unknown.
+
+        `instances_s` are the median latencies of all instances, empty where there was one.
+        """
         found = self.details.get(name, [])
         firsts = [each.first_s for each in found if each.first_s is not None]
         peaks = [each.peak_memory_bytes for each in found if each.peak_memory_bytes is not None]
+        others = [statistics.median(each) for each in zip(*(each.others_s for each in found), strict=False)]
         layers = next((each.layers for each in reversed(found) if each.layers), ())
         return {
             "first_s": statistics.median(firsts) if firsts else None,
             "peak_memory_bytes": max(peaks, default=None),
             "layers": [dataclasses.asdict(each) for each in layers],
+            "instances_s": [statistics.median(self.samples[name]), *others] if others else [],
         }
 
     def find_doubt(self) -> str:
@@ -123,10 +128,12 @@ class Turns:
         warmup: int = WARMUP_RUNS,
         energy: EnergySpec | None = None,
         per_layer: bool = False,
+        instances: int = 1,
     ) -> None:
         self.timed = Timed()
         self._variants, self._runs, self._limits = variants, runs, limits
         self._rounds, self._warmup, self._energy, self._per_layer = rounds, warmup, energy, per_layer
+        self._instances = instances
 
     def list_round(self, number: int) -> Iterator[tuple[Variant, RunSpec]]:
         """Yield the runs of a round, counted from 0; pass each result to `take` before the next."""
@@ -141,6 +148,7 @@ class Turns:
                     runs=now,
                     warmup=BASELINE_WARMUP_RUNS if variant.baseline else self._warmup,
                     device=variant.device,
+                    instances=self._instances,
                     limits=self._limits,
                     energy=self._energy if number == turns[-1] else None,
                     per_layer=self._per_layer and number == turns[-1] and variant.engine is Engine.RELAX_VM,
@@ -191,9 +199,10 @@ def time_in_turns(
     rounds: int = ROUNDS,
     energy: EnergySpec | None = None,
     per_layer: bool = False,
+    instances: int = 1,
 ) -> Timed:
     """Time every variant in turns. Raises PermanentError where a needed one does not run."""
-    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy, per_layer=per_layer)
+    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy, per_layer=per_layer, instances=instances)
     for number in range(rounds):
         # The second of two may find a warmer board or cache, so the order alternates.
         for variant, spec in list(turns.list_round(number))[:: -1 if number % 2 else 1]:

@@ -170,6 +170,10 @@ def bench(
     operating_point: Point = "default",
     device: options.Device = "cpu",
     shape: options.Shapes = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="1,2,4,…", help="Batch sizes to time, one by one.")] = "",
+    instances: Annotated[
+        int, typer.Option("--instances", metavar="N", min=1, help="Processes of each program at once; threads divided.")
+    ] = 1,
     per_layer: PerLayer = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
@@ -180,7 +184,8 @@ def bench(
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
         places.require_room(out)
-    subjects = [read_subject(text, shape, device) for text in models]
+    batches = benching.read_batches(batch)
+    subjects = [read_subject(text, shape, device, each) for text in models for each in batches]
     settings = farm_settings.load()
     for subject in subjects:
         if subject.artifact is not None:
@@ -191,7 +196,7 @@ def bench(
     ):
         held.pin(point, operating_point)
         kind, _ = on_board.find_board(store, board)
-        document, _ = benching.bench(subjects, held, kind, others, settings, store, output.note, per_layer)
+        document, _ = benching.bench(subjects, held, kind, others, settings, store, output.note, per_layer, instances)
         for model in document["models"]:
             kept = {**document, "models": [model]}
             bench_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
@@ -221,15 +226,17 @@ def _say_sent(size: int, sent: int | None) -> str:
     )
 
 
-def read_subject(text: str, shape: list[str] | None, device: str) -> Any:
+def read_subject(text: str, shape: list[str] | None, device: str, batch: int | None = None) -> Any:
     """Return what is timed: a model, or an artifact. Raises UsageError."""
     if places.is_artifact(Path(text)):
+        if batch is not None:
+            raise UsageError(f"--batch: the artifact {text} has its own batch size", "Give the model instead.")
         artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()
         return benching.Subject(given_model.reopen_model(artifact.manifest, None), artifact.manifest.device, artifact)
     if Path(text).is_dir():
         raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
-    return benching.Subject(given_model.open_model(text, shape or ()), device)
+    return benching.Subject(given_model.open_model(text, shape or (), batch), device)
 
 
 def _print_run(document: dict[str, Any]) -> None:
@@ -275,6 +282,7 @@ def _print_bench(document: dict[str, Any]) -> None:
         if model["doubt"]:
             output.say(f"do not rely on the latencies of {model['model']}, {model['doubt']}")
         called = model["model"] + (f" ({model['artifact']})" if model["artifact"] else "")
+        called += f", batch {model['batch']}" if model["batch"] > 1 else ""
         called += " on the GPU" if model["device"] == GPU else ""
         for each in model["variants"].values():
             figures = each["latency_s"]
@@ -282,6 +290,9 @@ def _print_bench(document: dict[str, Any]) -> None:
                 rows.append((called, each["label"], "not timed", *[None] * 11))
                 notes.append(f"{called}, {each['label']}: {each['reason']}")
                 continue
+            if each["instances_s"]:
+                together = ", ".join(f"{each_s * 1e3:.3f}" for each_s in each["instances_s"])
+                notes.append(f"{called}, {each['label']}: medians of the instances {together} ms")
             rows.append(
                 (
                     called,
@@ -314,7 +325,12 @@ def _print_bench(document: dict[str, Any]) -> None:
     notes.append(
         f"{board['type']}/{board['name']}{simulated}, "
         f"{point_values.format_conditions(document['threads'], document['clocks'], document['operating_point'])}; "
-        f"{document['runs']}"
+        + (f"{document['instances']} instances at once; " if document["instances"] > 1 else "")
+        + document["runs"]
     )
+    notes += [
+        f"{name}: the greatest batch for the memory of {board['name']} is about {most:,}"
+        for name, most in document["greatest_batch"].items()
+    ]
     notes += [f"report: {path}" for path in document.get("report", ())]
     output.say(*notes)

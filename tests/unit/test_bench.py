@@ -6,10 +6,22 @@ import pathlib
 from types import SimpleNamespace
 from typing import Any
 
-from farm.artifacts.bench import OURS, RULE, UNTUNED, Subject, find_precision, list_algorithms
+import pytest
+
+from farm.artifacts.bench import (
+    OURS,
+    RULE,
+    UNTUNED,
+    Subject,
+    find_greatest_batch,
+    find_precision,
+    list_algorithms,
+    read_batches,
+)
 from farm.artifacts.checking import find_tolerance_factor
 from farm.artifacts.manifest import WorkloadServed
 from farm.artifacts.rivals import ENGINES
+from farm.errors import UsageError
 from tests.unit.artifacts import write
 
 NOT_QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=False))
@@ -36,3 +48,19 @@ def test_every_program_is_held_to_what_it_computes_with(tmp_path: pathlib.Path) 
     algorithms = list_algorithms(Subject(QUANTISED), done)
     assert {find_tolerance_factor(each) for each in algorithms.values()} == {500.0}
     assert [find_precision(Subject(each), OURS) for each in (QUANTISED, NOT_QUANTISED)] == ["int8", "float32"]
+
+
+def test_the_greatest_batch_is_on_a_line_through_the_known_ones() -> None:
+    """Of weights of 100 bytes and 10 for each example 90 fit 1,000; a single batch tells none."""
+    assert find_greatest_batch({1: 110, 4: 140}, 1000) == 90
+    assert find_greatest_batch({1: 110}, 1000) is None
+    assert find_greatest_batch({1: 110, 4: 110}, 1000) is None
+
+
+def test_batches_are_distinct_numbers_in_order() -> None:
+    """Nothing stands for the model's own batch; a word, zero and too many are refused by name."""
+    assert read_batches("4, 1,2,2") == (1, 2, 4)
+    assert read_batches("") == (None,)
+    for wrong in ("x", "0", "1,5000", "-1"):
+        with pytest.raises(UsageError, match="is no batch size"):
+            read_batches(wrong)
