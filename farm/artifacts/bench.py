@@ -126,7 +126,7 @@ def bench(
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_in_subprocess(job, name, say=say)[0] if wanted else {}
         batch = subject.opened.about.batch or 1
-        needed = make.estimate_memory(done[OURS]) if OURS in done else artifacts[OURS].manifest.memory_bytes
+        needed = done[OURS].memory_bytes if OURS in done else artifacts[OURS].manifest.memory_bytes
         needs.setdefault(name, {})[batch] = needed
         if 0 < about.memory_bytes < needed * instances and subject.artifact is None:
             say(f"{name}, batch {batch}: left out, {instances * needed >> 20} MiB do not fit {board.name}")

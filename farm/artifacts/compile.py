@@ -55,6 +55,10 @@ class Served:
     left_out: bool = False
 
 
+# Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
+_RUNTIME_BYTES = 128 << 20
+
+
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """`library` is a linked shared object.
@@ -75,6 +79,11 @@ class Compiled:
     usages: tuple[Usage, ...] = ()
     half_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a process needs, estimated. The file passes through a buffer before it is loaded."""
+        return _RUNTIME_BYTES + 2 * len(self.library) + self.activations_bytes
 
     @property
     def imported(self) -> int:

@@ -48,8 +48,6 @@ _log = logging.getLogger(__name__)
 RULE, TUNE, REFUSE = "rule", "tune", "refuse"
 MISSING = (RULE, TUNE, REFUSE)
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "ziglang")
-# Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
-_RUNTIME_BYTES = 128 << 20
 
 Say = Callable[[str], None]
 
@@ -334,7 +332,7 @@ def _describe(
         pipeline=compiled.pipeline,
         workloads=served,
         weights=_describe_weights(order.board_type.pipeline, compiled),
-        memory_bytes=estimate_memory(compiled),
+        memory_bytes=compiled.memory_bytes,
         predicted_latency_s=predicted,
         task=find_task(inputs, outputs, source.read_metadata()),
         files={name: manifests.describe_file(data) for name, data in files.items()},
@@ -345,11 +343,6 @@ def _describe(
 
 def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
-
-
-def estimate_memory(compiled: compile.Compiled) -> int:
-    """Estimate a process's need in bytes. The file passes through a buffer before it is loaded."""
-    return _RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes
 
 
 def find_algorithm(workload: str) -> str:
