@@ -22,6 +22,7 @@ from farm.artifacts.manifest import Artifact, Manifest, Moment, Seconds, Sha256,
 from farm.artifacts.places import new_file
 from farm.artifacts.timing import ROUNDS, Timed
 from farm.errors import PermanentError, UsageError
+from farm.evaluation.evaluate import Scorer
 from farm.inventory.documents import StrictModel, check_document
 from farm.selection import tie
 
@@ -30,9 +31,14 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _ENERGIES = {"J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "µJ": 1e-6}
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "KiB": 1024.0, "MiB": 1024.0**2, "GB": 1e9, "GiB": 1024.0**3}
 # The metrics, and the units of their absolute limits; each takes a change in percent, too.
+SCORES = ("top1", "top5", "map50", "map")
 UNITS = {"latency": _TIMES, "p90": _TIMES, "p99": _TIMES, "energy": _ENERGIES, "size": _BYTES, "memory": _BYTES}
-_CONDITION = re.compile(r"\s*([a-z0-9]+)\s*>\s*([0-9]{1,7}(?:\.[0-9]+)?)\s*([^\s0-9]{1,3})\s*")
-EXAMPLES = 'Examples: "latency > 5 %", "p99 > 40 ms", "size > 10 %". Known: ' + ", ".join(UNITS) + "."
+_CONDITION = re.compile(r"\s*([a-z0-9]+)\s*([<>])\s*([+-]?)([0-9]{1,7}(?:\.[0-9]+)?)\s*([^\s0-9]{1,3})\s*")
+EXAMPLES = (
+    'Examples: "latency > 5 %", "p99 > 40 ms", "top1 < -0.5 %" (points below the baseline\'s), "top1 < 70 %". Known: '
+    + ", ".join((*UNITS, *SCORES))
+    + "."
+)
 _QUANTILES = {"p90": 0.9, "p99": 0.99}
 _DRAWS, _SEED = 2000, 7
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
@@ -42,7 +48,10 @@ Interval = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """A failure condition: `metric` above `limit`, a change (0.05: 5 % above the baseline) or a value in SI units."""
+    """A failure condition: `metric` above `limit`, a change (0.05: 5 % above the baseline) or a value in SI units.
+
+    A score is below it: a share, or a change in shares (-0.005: half a point below the baseline).
+    """
 
     condition: str
     metric: str
@@ -59,7 +68,14 @@ def _read_condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise UsageError(f"--fail-if {text[:80]!r} is no condition", EXAMPLES)
-    metric, number, unit = found[1], float(found[2]), found[3]
+    metric, sign, number, unit = found[1], found[3], float(found[4]), found[5]
+    if metric in SCORES:
+        if found[2] != "<" or unit != "%":
+            raise UsageError(f"--fail-if: {metric} is bounded below, in %", EXAMPLES)
+        limit = number / (-100 if sign == "-" else 100)
+        return Condition(f"{metric} < {sign}{number:g} %", metric, bool(sign), limit)
+    if metric in UNITS and (found[2] != ">" or sign):
+        raise UsageError(f"--fail-if: {metric} is bounded above", EXAMPLES)
     if metric not in UNITS:
         raise UsageError(f"--fail-if: nothing is known of {metric!r}", EXAMPLES)
     if unit != "%" and unit not in UNITS[metric]:
@@ -74,13 +90,14 @@ def judge(
     benched: Mapping[str, Any],
     timed: Timed,
     conditions: Sequence[Condition],
+    scorer: Scorer | None = None,
 ) -> dict[str, Any]:
-    """Judge a candidate by `bench`'s document; return this board's part of the gate's document.
+    """Judge a candidate by `bench`'s document and its scores; return this board's part of the gate's document.
 
     Wrong outputs fail at any speed. A figure that the board has no sensor for is undecided.
     """
     [model], board, artifacts = benched["models"], benched["board"], subject.list_artifacts()
-    judged = [_judge(each, artifacts, timed) for each in conditions] if verified.matches else []
+    judged = [_judge(each, artifacts, timed, scorer) for each in conditions] if verified.matches else []
     verdict = find_worst([each["verdict"] for each in judged]) if verified.matches else FAIL
     part = {"model": model["model"], "board": board["name"], "board_type": board["type"]}
     part |= {"simulated": board["simulated"], "device": subject.device, "verdict": verdict}
@@ -100,13 +117,28 @@ def find_worst(verdicts: Sequence[str]) -> str:
     return next((each for each in (FAIL, UNDECIDED) if each in verdicts), PASS)
 
 
-def _judge(condition: Condition, artifacts: Mapping[str, Artifact], timed: Timed) -> dict[str, Any]:
-    found = (_find_change if condition.is_change else _find_figure)(condition.metric, artifacts, timed)
-    limit, verdict = condition.limit + condition.is_change, UNDECIDED
-    if found is not None:
-        verdict = FAIL if found[1] > limit else PASS if found[2] <= limit else UNDECIDED
+def _judge(
+    condition: Condition, artifacts: Mapping[str, Artifact], timed: Timed, scorer: Scorer | None
+) -> dict[str, Any]:
+    verdict, metric, limit = UNDECIDED, condition.metric, condition.limit
+    found: Interval | None = None
+    if metric in SCORES:
+        found = _find_score(condition, artifacts, scorer) if scorer is not None else None
+        if found is not None:
+            verdict = FAIL if found[2] < limit else PASS if found[1] >= limit else UNDECIDED
+    else:
+        found = (_find_change if condition.is_change else _find_figure)(metric, artifacts, timed)
+        limit += condition.is_change
+        if found is not None:
+            verdict = FAIL if found[1] > limit else PASS if found[2] <= limit else UNDECIDED
     shown = dict(zip(("value", "low", "high"), found or (None, None, None), strict=True))
     return {**dataclasses.asdict(condition), **shown, "verdict": verdict}
+
+
+def _find_score(condition: Condition, artifacts: Mapping[str, Artifact], scorer: Scorer) -> Interval | None:
+    if not condition.is_change:
+        return scorer.find(OURS, condition.metric)
+    return scorer.find_change(OURS, BASELINE, condition.metric) if BASELINE in artifacts else None
 
 
 def _find_change(metric: str, artifacts: Mapping[str, Artifact], timed: Timed) -> Interval | None:

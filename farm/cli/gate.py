@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,12 @@ import typer
 from farm import gate as gates
 from farm import settings as farm_settings
 from farm.artifacts import bench, checking, make, on_board, places
-from farm.cli import options, output, tables
+from farm.cli import model_evaluate, options, output, tables
 from farm.cli.model_board import read_subject
 from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
+from farm.evaluation import datasets
+from farm.evaluation import evaluate as evaluation
 from farm.inventory import board_types
 from farm.points import requests
 from farm.report import gate_page
@@ -36,8 +39,12 @@ def gate(
             "--fail-if",
             metavar="CONDITION",
             help='Condition that must not hold, such as "latency > 5 %" or "p99 > 40 ms"; repeatable. '
-            "Known: latency, p90, p99, energy, size, memory.",
+            "Known: latency, p90, p99, energy, size, memory; and on --data top1, top5, map50, map, as in "
+            '"top1 < -0.5 %".',
         ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", help="Labelled images, as for `farm model evaluate`.")
     ] = None,
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Make this the baseline, instead of comparing with it.")
@@ -72,6 +79,7 @@ def gate(
     parts: list[dict[str, Any]] = []
     with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-gate-") as scratch:
         given = read_subject(model, shape, device)
+        examples, task = _read_data(given, data, conditions)
         for name in names:
             kind, only, simulated = _find_boards(store, name)
             candidate = given.artifact
@@ -88,7 +96,10 @@ def gate(
                 cases = checking.make_cases(given.opened, about, [])
                 verified = checking.verify_artifact(candidate, held, given.opened.source, cases)
                 benched, [timed] = bench.bench([subject], held, kind, (), settings, store, output.note)
-            parts.append(gates.judge(subject, verified, benched, timed, conditions))
+                made, scorer = subject.list_artifacts(), None
+                if examples:
+                    scorer = evaluation.score(made, None, held, examples, task, output.note)
+            parts.append(gates.judge(subject, verified, benched, timed, conditions, scorer))
             if write_baseline and parts[-1]["verified"]["matches"]:
                 latency_s = parts[-1]["candidate"]["latency_s"]["median"]
                 gates.keep_baseline(baseline, candidate, operating_point, latency_s)
@@ -111,6 +122,20 @@ def gate(
         median_s = part["candidate"]["latency_s"]["median"]
         kept = f"; kept in {baseline}" if write_baseline else ""
         output.say(f"{part['model']} on {part['board']}: {median_s * 1e3:.3f} ms{kept}")
+
+
+def _read_data(subject: Any, data: Path | None, conditions: Sequence[gates.Condition]) -> tuple[list[Any], str]:
+    """Return the examples that conditions on scores need, and the task. Raises UsageError."""
+    wanted = [each.metric for each in conditions if each.metric in gates.SCORES]
+    if not wanted:
+        return [], ""
+    if data is None:
+        raise UsageError(f"--fail-if {wanted[0]} needs data", "Give labelled images: --data FOLDER.")
+    facts = model_evaluate.describe(subject)
+    task = datasets.choose_task(None, facts.task)
+    if unknown := [each for each in wanted if each not in evaluation.METRICS[task]]:
+        raise UsageError(f"--fail-if: {unknown[0]} is no score of this model", f"Its task: {task}.")
+    return datasets.read_dataset(data, task, facts.names, facts.classes, 0), task
 
 
 def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path, settings: Any, store: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import given_model, on_board, places
 from farm.artifacts import task as tasks
+from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Wait, read_labels
 from farm.cli.model_board import Board, Point, read_subject
@@ -21,16 +23,10 @@ from farm.evaluation import datasets, variants
 from farm.evaluation import evaluate as evaluation
 from farm.points import requests
 from farm.points import values as point_values
+from farm.report import evaluate_page
 from farm.search import gpus
-from farm.units import format_bytes
+from farm.values import EVALUATE
 
-_HEADS = {
-    "top1": "Top 1 (%)",
-    "top5": "Top 5 (%)",
-    "map50": "mAP50 (%)",
-    "map": "mAP50:95 (%)",
-    "error": "Error, RMS (%)",
-}
 _CALIBRATED = 32
 # Examples that are shown one by one.
 _SHOWN = 12
@@ -78,12 +74,12 @@ def evaluate(
         places.require_room(out)
     subject = read_subject(model, shape, device)
     opened = subject.opened
-    facts, names, text = _describe(subject, labels)
-    scored = datasets.choose_task(task, facts["task"])
-    examples = datasets.read_dataset(data, scored, names, facts["classes"], limit)
+    facts = describe(subject, labels)
+    scored = datasets.choose_task(task, facts.task)
+    examples = datasets.read_dataset(data, scored, facts.names, facts.classes, limit)
 
     def calibrate() -> Any:
-        found = given_model.read_calibration(str(calibration or data), opened.inputs, _CALIBRATED, facts["task"])
+        found = given_model.read_calibration(str(calibration or data), opened.inputs, _CALIBRATED, facts.task)
         return found[:_CALIBRATED]
 
     settings = farm_settings.load()
@@ -94,9 +90,9 @@ def evaluate(
             made = {"artifact": subject.artifact}
         else:
             simulated = known is not None and store.boards.require(known).simulated
-            used = gpus.require_device(kind, device)
+            used, folder = gpus.require_device(kind, device), Path(scratch)
             made, missing = variants.make_variants(
-                opened, used, simulated, precisions, text, calibrate, Path(scratch), settings, store, output.note
+                opened, used, simulated, precisions, facts.text, calibrate, folder, settings, store, output.note
             )
         for artifact in made.values():
             on_board.prepare_gpu(artifact.manifest, settings)
@@ -104,86 +100,72 @@ def evaluate(
             held.pin(point, operating_point)
             part = evaluation.evaluate(made, opened.source, held, examples, scored, settings.model_runs, output.note)
             about = held.description
-    rows = part["rows"] + [{"precision": name, "reason": why} for name, why in missing.items()]
-    document = {
-        "model": opened.about.name,
-        "task": scored,
-        "data": str(data),
-        "count": len(examples),
-        "board": {"name": about.name, "type": about.board_type, "simulated": about.simulated},
-        "device": device,
-        "operating_point": operating_point,
-        "calibration": str(calibration or data) if variants.INT8 in made else None,
-        **part,
-        "rows": rows,
-    }
+        document: dict[str, Any] = {
+            "model": opened.about.name,
+            "task": scored,
+            "data": str(data),
+            "count": len(examples),
+            "board": {"name": about.name, "type": about.board_type, "simulated": about.simulated},
+            "device": device,
+            "operating_point": operating_point,
+            "calibration": str(calibration or data) if variants.INT8 in made else None,
+            **part,
+        }
+        document["rows"] += [{"precision": name, "latency_s": None, "reason": why} for name, why in missing.items()]
+        bench_cli.keep(store, EVALUATE, document, model=opened.about.name, board=document["board"], device=device)
+    if out is not None:
+        document["report"] = evaluate_page.write_report(document, out)
     yield document
     _print(document)
 
 
-def _describe(subject: Any, labels: Path | None) -> tuple[dict[str, Any], list[str], bytes | None]:
-    """Return task and number of classes, their names, and the text of --classes. Raises UsageError."""
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """A model's task, the number of its classes, their names ([] if unknown), and the text of --classes."""
+
+    task: dict[str, Any]
+    classes: int
+    names: list[str]
+    text: bytes | None
+
+
+def describe(subject: Any, labels: Path | None = None) -> Facts:
+    """Return what data must fit. Raises UsageError where --classes does not."""
     text = read_labels(labels)
     if subject.artifact is not None:
-        if labels is not None:
+        if text is not None:
             raise UsageError("--classes: an artifact has its names", "`farm model compile --classes` gives them to it.")
         manifest = subject.artifact.manifest
         task, outputs, names = manifest.task, manifest.outputs, evaluation.read_labels(subject.artifact)
     else:
-        opened = subject.opened
-        task, outputs = given_model.find_given_task(opened.source, opened.inputs)
-        names = text.decode().splitlines() if text else (given_model.find_labels(opened) or b"").decode().splitlines()
-    classes = tasks.count_classes(task, outputs) or 0
+        task, outputs = given_model.find_given_task(subject.opened.source, subject.opened.inputs)
+        names = (text or given_model.find_labels(subject.opened) or b"").decode().splitlines()
     if text is not None:
         tasks.require_labels(text, task, outputs)
-    return {"task": task, "classes": classes}, names if len(names) == classes else [], text
-
-
-def list_rows(document: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], list[str]]:
-    """Return the table's heads, its rows, and why precisions are missing."""
-    metrics = evaluation.METRICS[document["task"]]
-    heads = ["Precision"]
-    for metric in metrics:
-        heads += [_HEADS[metric], "95 % CI" if metric != evaluation.OFF else "Range"]
-        heads += ["Change"] if metric != evaluation.OFF else []
-    heads += ["Median (ms)", "Energy (mJ)", "Size"]
-    rows: list[tuple[Any, ...]] = []
-    for row in document["rows"]:
-        if "scores" not in row:
-            continue
-        cells: list[Any] = ["ONNX Runtime" if row["precision"] == evaluation.REFERENCE else row["precision"]]
-        for metric in metrics:
-            score, change = row["scores"][metric], row["change"].get(metric)
-            cells += [f"{100 * score['value']:.2f}", f"{100 * score['low']:.1f} – {100 * score['high']:.1f}"]
-            if metric != evaluation.OFF:
-                cells += [None if change is None else f"{100 * change['value']:+.2f}"]
-        latency, energy_j = row["latency_s"], row.get("energy_j")
-        cells += [f"{latency['median'] * 1e3:.3f}" if latency else None]
-        cells += [None if energy_j is None else f"{energy_j * 1e3:.2f}"]
-        rows.append((*cells, format_bytes(row["bytes"]) if latency else None))
-    return heads, rows, [f"{row['precision']}: {row['reason']}" for row in document["rows"] if "reason" in row]
+    return Facts(task, tasks.count_classes(task, outputs) or 0, names, text)
 
 
 def _print(document: dict[str, Any]) -> None:
     if document["doubt"]:
         output.say(f"do not rely on these latencies, {document['doubt']}")
-    examples = document["examples"]
+    examples, made = document["examples"], [row for row in document["rows"] if "scores" in row]
     if len(examples) <= _SHOWN and any(each["found"] for each in examples):
-        names = [row["precision"] for row in document["rows"] if "scores" in row]
         found = [
-            (each["file"], each["label"], *(_say_best(each["found"].get(name)) for name in names)) for each in examples
+            (each["file"], each["label"], *(_say_best(each["found"].get(row["precision"])) for row in made))
+            for each in examples
         ]
-        heads = ["ONNX Runtime" if name == evaluation.REFERENCE else name for name in names]
-        tables.print_table(("Example", "Label", *heads), found, left=range(len(heads) + 2))
-    heads, rows, missing = list_rows(document)
+        heads = ["Example", "Label", *map(evaluate_page.name_row, made)]
+        tables.print_table(heads, found, left=range(len(heads)))
+    heads, rows = evaluate_page.list_rows(document)
     tables.print_table(heads, rows, spare=("Size", "Energy (mJ)"))
     board = document["board"]
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
     conditions = point_values.format_conditions(document["threads"], document["clocks"], document["operating_point"])
-    output.say(*missing, f"{document['count']} examples; {board['type']}/{board['name']}{simulated}, {conditions}")
-    output.say("change: points against ONNX Runtime in float32, on the same examples")
-    if document["calibration"]:
-        output.say(f"int8 was calibrated with images of {document['calibration']}")
+    lines = [f"{row['precision']}: {row['reason']}" for row in document["rows"] if "reason" in row]
+    lines += [f"{document['count']} examples; {board['type']}/{board['name']}{simulated}, {conditions}"]
+    lines += ["change: points against ONNX Runtime in float32, on the same examples"]
+    lines += [f"int8 was calibrated with images of {document['calibration']}"] if document["calibration"] else []
+    output.say(*lines, *(f"report: {path}" for path in document.get("report", ())))
 
 
 def _say_best(best: Mapping[str, Any] | None) -> str | None:

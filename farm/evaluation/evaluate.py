@@ -55,7 +55,7 @@ class Scorer:
 
     def __init__(self, task: str, examples: Sequence[Example], results: Mapping[str, Results]) -> None:
         """Score. Raises UnavailableError where detectors are scored without pycocotools."""
-        self._task, self._results = task, results
+        self.task, self.examples, self.results = task, examples, results
         self._figures: dict[str, tuple[tuple[float, float], Any]] = {}
         if task == DETECT:
             truths = [each.truth for each in examples]
@@ -64,24 +64,57 @@ class Scorer:
                 self._figures[name] = precision.find(), precision.draw()
 
     def find(self, name: str, metric: str) -> scores.Interval:
-        """Return a figure with its interval."""
-        found = self._results[name]
-        if self._task == CLASSIFY:
+        """Return a figure with its interval; of errors the median, the least and the greatest."""
+        found = self.results[name]
+        if self.task == CLASSIFY:
             hits = found.list_hits(metric)
             return scores.find_wilson(sum(hits), len(hits))
-        if self._task == DETECT:
+        if self.task == DETECT:
             column = METRICS[DETECT].index(metric)
             values, drawn = self._figures[name]
             return scores.find_quantiles(values[column], drawn[:, column])
-        return (value := float(np.median(found.values))), min(found.values), max(found.values, default=value)
+        return float(np.median(found.values)), min(found.values), max(found.values)
 
     def find_change(self, name: str, base: str, metric: str) -> scores.Interval:
         """Return the difference of two variants' figures, paired by example."""
-        if self._task == CLASSIFY:
-            return scores.find_paired_change(*(self._results[each].list_hits(metric) for each in (name, base)))
+        if self.task == CLASSIFY:
+            return scores.find_paired_change(*(self.results[each].list_hits(metric) for each in (name, base)))
         column = METRICS[DETECT].index(metric)
         (ours, drawn), (theirs, others) = self._figures[name], self._figures[base]
         return scores.find_quantiles(ours[column] - theirs[column], drawn[:, column] - others[:, column])
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return a variant's part of a row: scores, their intervals, and changes with theirs."""
+        metrics, reference = METRICS[self.task], REFERENCE in self.results and name != REFERENCE
+        found = {metric: self.find(name, metric) for metric in metrics}
+        changed = {
+            metric: self.find_change(name, REFERENCE, metric) for metric in metrics if reference and metric != OFF
+        }
+        return {
+            "precision": name,
+            "scores": {metric: each[0] for metric, each in found.items()},
+            "intervals": {metric: list(each[1:]) for metric, each in found.items()},
+            "change": {metric: list(each) for metric, each in changed.items()},
+        }
+
+    def list_examples(self, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Return each example's file, label, and what every variant is surest of."""
+
+        def name(index: int) -> str:
+            return labels[index] if index < len(labels) else f"class {index}"
+
+        return [
+            {
+                "file": example.path.name,
+                "label": name(example.truth) if self.task == CLASSIFY else None,
+                "found": {
+                    variant: {"label": name(best[0]), "share": best[1]}
+                    for variant, each in self.results.items()
+                    if (best := each.best[index]) is not None
+                },
+            }
+            for index, example in enumerate(self.examples)
+        ]
 
 
 def evaluate(
@@ -103,48 +136,42 @@ def evaluate(
     turns = []
     for name, artifact in variants.items():
         fitted = fit(artifact.manifest.to_runtime(), first)
-        library = artifact.read_file(fitted.library)
-        turns.append(Variant(name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, artifact.manifest.device))
+        library, device = artifact.read_file(fitted.library), artifact.manifest.device
+        turns.append(Variant(name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, device))
     say(f"{about.name}: timing {', '.join(variants)} in turns")
     energy = plan_window(board.description, _WINDOW_S).to_energy()
     timed = time_in_turns(board.run, turns, model_runs, limits, energy=energy)
-    runs = {REFERENCE: open_reference(source)} | {name: open_artifact(each, board) for name, each in variants.items()}
-    results = run_examples(about, runs, examples, task, say)
-    scorer = Scorer(task, examples, results)
-    rows = []
-    for name in runs:
-        row: dict[str, Any] = {"precision": name, "scores": {}, "change": {}, "latency_s": None}
-        for metric in METRICS[task]:
-            row["scores"][metric] = _name(scorer.find(name, metric))
-            if name != REFERENCE and metric != OFF:
-                row["change"][metric] = _name(scorer.find_change(name, REFERENCE, metric))
-        if name != REFERENCE:
-            summary = timed.summary(name)
-            assert summary is not None  # `time_in_turns` raises otherwise
-            energy_j, power_w = read_energy(timed.outcomes[name])
-            size = variants[name].manifest.library.bytes
-            row |= {"latency_s": dataclasses.asdict(summary), "energy_j": energy_j, "power_w": power_w, "bytes": size}
-        rows.append(row)
-    labels = read_labels(next(iter(variants.values())))
+    scorer = score(variants, source, board, examples, task, say)
+    rows = [{**scorer.describe(REFERENCE), "label": "ONNX Runtime", "latency_s": None}]
+    for name, artifact in variants.items():
+        summary = timed.summary(name)
+        assert summary is not None  # `time_in_turns` raises otherwise
+        energy_j, power_w = read_energy(timed.outcomes[name])
+        figures = {"latency_s": dataclasses.asdict(summary), "energy_j": energy_j, "power_w": power_w}
+        rows.append({**scorer.describe(name), **figures, "bytes": artifact.manifest.library.bytes})
     return {
         "threads": limits.threads,
         "clocks": board.read_clocks(timed.outcomes[turns[0].name], about.device),
         "runs": describe_runs(model_runs),
         "doubt": timed.find_doubt(),
         "rows": rows,
-        "examples": [
-            {
-                "file": example.path.name,
-                "label": _label(labels, example.truth) if task == CLASSIFY else None,
-                "found": {
-                    name: {"label": _label(labels, best[0]), "share": best[1]}
-                    for name, each in results.items()
-                    if (best := each.best[index]) is not None
-                },
-            }
-            for index, example in enumerate(examples)
-        ],
+        "examples": scorer.list_examples(read_labels(next(iter(variants.values())))),
     }
+
+
+def score(
+    variants: Mapping[str, Artifact],
+    source: ModelSource | None,
+    board: HeldForModels,
+    examples: Sequence[Example],
+    task: str,
+    say: Say,
+) -> Scorer:
+    """Run all examples through the variants, and through ONNX Runtime where there is a `source`."""
+    about = next(iter(variants.values())).manifest
+    runs: dict[str, Run] = {REFERENCE: open_reference(source)} if source is not None else {}
+    runs |= {name: open_artifact(each, board) for name, each in variants.items()}
+    return Scorer(task, examples, run_examples(about, runs, examples, task, say))
 
 
 def run_examples(
@@ -223,11 +250,3 @@ def read_labels(artifact: Artifact) -> list[str]:
     """Return the names of an artifact's classes; [] where it has none."""
     known = "labels.txt" in artifact.manifest.files
     return artifact.read_file("labels.txt").decode().splitlines() if known else []
-
-
-def _label(labels: Sequence[str], index: int) -> str:
-    return labels[index] if index < len(labels) else f"class {index}"
-
-
-def _name(interval: scores.Interval) -> dict[str, float]:
-    return dict(zip(("value", "low", "high"), interval, strict=True))

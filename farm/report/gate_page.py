@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree  # written, never read
 
 from farm import foreign
+from farm.gate import SCORES
 from farm.points.values import format_conditions
 from farm.report import pages
 from farm.units import format_bytes
@@ -87,8 +88,12 @@ def explain(document: Mapping[str, Any]) -> str:
 def describe(condition: Mapping[str, Any]) -> str:
     """Describe the finding of a condition in a few words."""
     if condition["value"] is None:
-        return "the board has no sensor for it"
+        return "there is no baseline" if condition["metric"] in SCORES else "the board has no sensor for it"
     value, low, high = (condition[key] for key in ("value", "low", "high"))
+    if condition["metric"] in SCORES:
+        sign = "+" if condition["is_change"] else ""
+        unit = "points" if sign else "%"
+        return f"{100 * value:{sign}.2f} {unit} ({100 * low:{sign}.2f} to {100 * high:{sign}.2f})"
     if condition["is_change"]:
         return f"{_change(value)} ({_change(low)} to {_change(high)})"
     return f"{_figure(condition['metric'], value)} ({_figure(condition['metric'], low)} to " + (

@@ -52,6 +52,19 @@ def test_conditions_are_read_once_each() -> None:
     ]
 
 
+def test_scores_are_bounded_below() -> None:
+    """A sign makes a change in points against the baseline, none a share of the examples; `>` is refused."""
+    found = read_conditions(["top1 < -0.5 %", "map50 < 70%", "top5 < +1 %"])
+    assert [(each.condition, each.is_change, each.limit) for each in found] == [
+        ("top1 < -0.5 %", True, -0.005),
+        ("map50 < 70 %", False, 0.7),
+        ("top5 < +1 %", True, 0.01),
+    ]
+    for text in ("top1 > 1 %", "top1 < 5 ms", "latency < 5 %", "latency > -5 %", "error < 5 %"):
+        with pytest.raises(UsageError):
+            read_conditions([text])
+
+
 @pytest.mark.parametrize(
     ("verdicts", "worst"),
     [([], "pass"), (["pass", "undecided"], "undecided"), (["undecided", "fail", "pass"], "fail")],
