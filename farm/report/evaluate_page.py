@@ -75,8 +75,9 @@ def plan_chart(document: Mapping[str, Any]) -> Chart:
         for place, each in timed
     )  # fmt: skip
     names = ChartAxis(rows=tuple(name_row(row) for row in made))
-    is_share = metric != "error"
-    axis = ChartAxis(f"{HEADS[metric].removesuffix(' (%)')}, %", 0 if is_share else None, 100 if is_share else None)
+    is_share, title = metric != "error", f"{HEADS[metric].removesuffix(' (%)')}, %"
+    # Room for texts right of 100 %.
+    axis = ChartAxis(title, 0, 125, ticks=(0, 25, 50, 75, 100)) if is_share else ChartAxis(title, low=0)
     panels = (
         Panel(axis, names, right, title="accuracy" if is_share else "error"),
         Panel(ChartAxis(f"latency, {unit.unit}; less is better", low=0), names, quick, title="latency"),
