@@ -32,7 +32,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.compile_subprocess import Apart
-from farm.report import campaign_charts, campaign_rows, charts, drawing, quickstart_page
+from farm.report import bench_charts, campaign_charts, campaign_rows, charts, drawing, quickstart_page
 from farm.report.quickstart_page import LABELS
 from farm.report.sweep_page import write_sweep_report
 from farm.settings import Settings
@@ -425,7 +425,8 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
         if (figures := document["latency_ms"][name]) is not None:
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
             colour = roles.get(name, charts.OURS)
-            rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high}))
+            each = {key: figures[key] / 1e3 for key in ("mean", "min", "max", "std")}
+            rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high, **each}))
             if name in ("tuned", "onnxruntime"):
                 references.append((label, colour, median))
     threads = document["measurement"]["threads"]
@@ -433,7 +434,10 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
     subtitle = f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads"
     simulated = board["simulated"]
-    planned = [campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated)]
+    planned = [
+        campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated),
+        bench_charts.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
+    ]
     if len(tuned.history) >= 2:
         trials = sum(int(task["counted"]) for task in tuned.tasks)
         planned.append(

@@ -12,7 +12,7 @@ from device_agent.protocol import format_mhz
 from farm import foreign
 from farm.artifacts.bench import BASELINE, OURS, RULE, UNTUNED
 from farm.points.values import format_conditions
-from farm.report import campaign_charts, charts, drawing, pages
+from farm.report import bench_charts, campaign_charts, charts, drawing, pages
 
 PAGE, JSON = "report.md", "report.json"
 _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}
@@ -48,21 +48,33 @@ _ROLES = {OURS: charts.OURS, RULE: charts.OURS, BASELINE: charts.BASELINE, UNTUN
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
-    """Write a chart of latencies for each model, and the document; return the files."""
+    """Write the charts of each model and of its batch sizes, and the document; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     board, paths = document["board"], [str(folder / "bench.json")]
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
-    for index, model in enumerate(document["models"]):
+    conditions = format_conditions(document["threads"], document["clocks"], document["operating_point"])
+    place, simulated = f"on {board['type']}/{board['name']}", board["simulated"]
+    planned: list[charts.Chart] = []
+    batches: dict[str, list[Any]] = {}
+    for model in document["models"]:
         rows = [
             (f"{each['label']} {each['version']}".rstrip(), _ROLES.get(name, charts.RIVAL), each["latency_s"])
             for name, each in model["variants"].items()
             if each["latency_s"]
         ]
-        same = [each["model"] for each in document["models"][:index]].count(model["model"])
-        name = f"latency-{model['model']}{f'-{same + 1}' if same else ''}"
-        subtitle = format_conditions(document["threads"], document["clocks"], document["operating_point"])
-        title = f"{model['model']} on {board['type']}/{board['name']}"
-        chart = campaign_charts.plan_latency(name, rows, title, subtitle, simulated=board["simulated"])
+        about = f", batch {model['batch']}" if model["batch"] > 1 else ""
+        title, stem = f"{model['model']}{about} {place}", model["model"] + about.replace(", batch ", "-batch")
+        same = [chart.headline for chart in planned].count(title)
+        stem += f"-{same + 1}" if same else ""
+        planned.append(campaign_charts.plan_latency(f"latency-{stem}", rows, title, conditions, simulated=simulated))
+        counts = f"{rows[0][2]['count']:.0f} timed runs, {conditions}"
+        planned.append(bench_charts.plan_runs(f"runs-{stem}", rows, f"{title}: runs", counts, simulated=simulated))
+        batches.setdefault(model["model"], []).append(model)
+    for name, models in batches.items():
+        if len({model["batch"] for model in models}) > 1:
+            title = f"{name} {place}: batch sizes"
+            planned.append(bench_charts.plan_batches(f"batches-{name}", models, title, conditions, simulated=simulated))
+    for chart in planned:
         drawing.save(chart, folder)
-        paths.append(str(folder / f"{name}.png"))
+        paths.append(str(folder / f"{chart.name}.png"))
     return paths
