@@ -7,6 +7,8 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
+from pathlib import Path
 
 from device_agent.platforms import gpu
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
@@ -21,6 +23,8 @@ _DISTRIBUTIONS = {
     Engine.PYTORCH: (("torch", "torch"),),
     Engine.TFLITE: (("ai_edge_litert", "ai-edge-litert"), ("tflite_runtime", "tflite-runtime")),
 }
+# Where Debian's packages put TensorRT's library.
+_LIBRARIES = ("/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu")
 
 
 class Machine:
@@ -97,4 +101,12 @@ def find_engine_versions() -> dict[str, str]:
                 versions[engine.value] = importlib.metadata.version(found[0])
             except importlib.metadata.PackageNotFoundError:  # unpacked without metadata, as in a bundle
                 versions[engine.value] = "unknown"
+    if find_trtexec() is not None:
+        names = [path.name for folder in _LIBRARIES for path in Path(folder).glob("libnvinfer.so.*.*.*")]
+        versions[Engine.TENSORRT.value] = names[0].removeprefix("libnvinfer.so.") if names else "unknown"
     return versions
+
+
+def find_trtexec() -> str | None:
+    """The command of TensorRT, on PATH or where JetPack has it."""
+    return shutil.which("trtexec") or shutil.which("trtexec", path="/usr/src/tensorrt/bin")

@@ -232,5 +232,7 @@ class RunSpec(Message):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
         if self.device == GPU and self.engine not in (Engine.RELAX_VM, Engine.KERNEL, Engine.TENSORRT):
             raise ProtocolError(f"the engine {self.engine} does not run on the GPU")
+        if self.device == CPU and self.engine is Engine.TENSORRT:
+            raise ProtocolError(f"the engine {self.engine} runs on the GPU alone")
         if self.device == GPU and self.instances > 1:
             raise ProtocolError("a GPU runs one instance at a time")

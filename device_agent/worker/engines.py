@@ -22,7 +22,7 @@ from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
 from device_agent.session.plan import LoadError, Marks, Plan
-from device_agent.worker import rivals
+from device_agent.worker import rivals, trtexec
 from device_agent.worker.arguments import numpy_dtype
 from device_agent.worker.rivals import Collector, Runner
 from device_agent.worker.timing import load, load_module
@@ -89,6 +89,9 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
     """
     arrays = read_arrays(inputs)
+    if spec.engine is Engine.TENSORRT:
+        outcome, outputs = trtexec.run(spec, program, arrays, plan)
+        return protocol.pack_frame(outcome.to_json(), write_arrays(outputs) if spec.return_outputs else b"")
     run, collect, profile = _load(spec, program, arrays, plan)
     plan.marks.set("loaded_s", time.monotonic())
     while not all(each.read().running_s for each in plan.others):

@@ -152,6 +152,8 @@ def bench(
         missing, added = {}, []
         for engine in (each for each in ENGINES if each in rivals):
             try:
+                if instances > 1 and engine is Engine.TENSORRT:
+                    raise UnavailableError("a GPU runs one instance at a time")
                 added.append(make_variant(engine, subject.opened, inputs, about))
             except UnavailableError as error:
                 missing[str(engine)] = error.message
