@@ -1,4 +1,4 @@
-"""TensorRT by its command: what it is told, and what its files say."""
+"""TensorRT by its command: its options, and the files that it writes."""
 
 from __future__ import annotations
 
