@@ -25,7 +25,7 @@ TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
-	test-ray-floor check lint unit bench generated kept-emulations docs pictures images dist dist-check sbom release lock clean
+	test-ray-floor check lint unit bench bench-long generated kept-emulations docs pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -40,7 +40,7 @@ help:
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
-	@echo "make bench        what the speed claims rest on, as JSON"
+	@echo "make bench        what the speed claims rest on, as JSON; make bench-long: 10,000 trials of one model"
 	@echo "make setup        only .venv, with everything for the above"
 	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
@@ -140,6 +140,10 @@ unit:
 
 bench: setup
 	@for script in $(filter-out benchmarks/tables.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$script" >&2; $(BIN)/python $$script; done
+
+# Hours: latency over 10,000 trials on a simulated Nano's processor and GPU. FARM_BENCH_HOME=FOLDER keeps what was measured.
+bench-long: setup
+	@$(BIN)/python benchmarks/trials_over_time.py --trials 10000 $(ARGS)
 
 # Files that are generated from the code and checked in. Unit tests fail where they are not current.
 generated: setup

@@ -323,6 +323,29 @@ def make_tests(results: list[dict[str, Any]]) -> str:
     return "\n".join(to_table(head, rows) for head, rows in tables)
 
 
+def make_trials(results: list[dict[str, Any]]) -> str:
+    """Say how latency falls over trials on a processor and a GPU, and what their arithmetic allows at most."""
+    head = ("device", "trials", "sum without a trial, ms", "after all", "whole model without", "after all", "s a trial")
+    rows: list[Row] = []
+    for each in results:
+        for device, row in each["figures"]["devices"].items():
+            (_, first), *_, (_, last) = row["steps_ms"]
+            whole = (find_figure(row, f"whole_ms {name}") for name in ("predicted", "recorded"))
+            ends = (row["seconds"] / row["trials"], row["peak_gflops"], row["arithmetic_ms"])
+            rows.append((device, row["trials"], first, last, *whole, *ends))
+    return to_table((*head, "peak GFLOP/s in float32", "all FLOP at the peak, ms"), rows)
+
+
+def make_tuners(results: list[dict[str, Any]]) -> str:
+    """Compare the tuners on all operators, then convolutions alone with all operators."""
+    head = ("model", "tuner", "operators", "trials", "functions", "tried", "predicted, ms", "best, ms", "gain")
+    rows = list(
+        _rows(results, "rows", ("model", "tuner", "ops", "trials", "functions", "tried", "first_ms", "best_ms", "gain"))
+    )
+    groups = ([row for row in rows if row[2] == "all"], [row for row in rows if row[1] == "xgb"])
+    return "\n".join(to_table(head, group) for group in groups)
+
+
 def _rows(results: Iterable[Mapping[str, Any]], key: str, paths: Iterable[str]) -> Iterator[Row]:
     wanted = tuple(paths)
     for each in results:
@@ -348,6 +371,8 @@ TABLES = {
     "gpu_bundle": make_bundle,
     "published_prices": make_published,
     "sweep_accuracy": make_sweeps,
+    "trials_over_time": make_trials,
+    "tuners": make_tuners,
     "single_figures": make_single,
     "test_durations": make_tests,
 }

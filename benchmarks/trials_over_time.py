@@ -1,8 +1,8 @@
 """Best latency over trials: YOLOv4-tiny on a simulated Nano, processor and GPU, beside what its arithmetic allows.
 
 A curve sums each function's best trial so far, or its estimate before the first; the whole model is timed without a
-trial and at the end. With --home DIR, finished campaigns there of the same model, device and trials are used, so that
-a long run can be resumed. Default budget: 200 trials for each device, half an hour on two cores.
+trial and at the end. FARM_BENCH_HOME names a home to keep: its finished campaigns of the same model, device and trials
+are used, so that a long run can be resumed. Default budget: 200 trials for each device, half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--trials", type=int, default=200, help="for each device (default: 200)")
     parser.add_argument("--model", default=MODEL, help=f"from `farm model zoo` (default: {MODEL})")
-    parser.add_argument("--home", type=pathlib.Path, help="FARM_HOME to keep (default: one that goes away)")
     parser.add_argument("--chart", type=pathlib.Path, help="folder for the chart, trials-over-time.png")
     options = parser.parse_args()
     if options.quick:
         options.trials, options.model = 8, "tiny-cnn"
-    with _machine.only_json() as emit, _machine.scratch() as folder, farm_home(options.home or folder / "home") as home:
+    with _machine.only_json() as emit, _machine.scratch() as folder, farm_home(folder) as home:
         figures = measure(options, home)
         if options.chart:
             draw(figures, options.chart)
@@ -71,8 +70,8 @@ def measure(options: Any, home: pathlib.Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def farm_home(home: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Use a FARM_HOME with virtual boards; end its engine and services afterwards."""
+def farm_home(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Use FARM_BENCH_HOME, or one in `folder`, with virtual boards; end its engine and services afterwards."""
     import _campaigns
 
     import farm.settings
@@ -81,6 +80,7 @@ def farm_home(home: pathlib.Path) -> Iterator[pathlib.Path]:
     from farm.inventory.board_types import require_board_type
     from farm.store import Store
 
+    home = pathlib.Path(os.environ.get("FARM_BENCH_HOME", folder / "home"))
     os.environ["FARM_HOME"] = str(home)
     home.mkdir(parents=True, exist_ok=True)
     with Store(home / "farm.db") as store:

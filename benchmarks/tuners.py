@@ -20,16 +20,10 @@ def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--trials", type=int, default=48, help="of each campaign (default: 48)")
     parser.add_argument("--models", default=MODELS, help=f"from `farm model zoo` (default: {MODELS})")
-    parser.add_argument("--home", type=pathlib.Path, help="FARM_HOME to keep and resume (default: one that goes away)")
     options = parser.parse_args()
     if options.quick:
         options.trials, options.models = 8, "tiny-cnn"
-    home = options.home
-    with (
-        _machine.only_json() as emit,
-        _machine.scratch() as folder,
-        trials_over_time.farm_home(home or folder / "home") as home,
-    ):
+    with _machine.only_json() as emit, _machine.scratch() as folder, trials_over_time.farm_home(folder) as home:
         rows = measure(options, home)
         emit("tuners", {"trials": options.trials, "models": options.models}, {"rows": rows})
 

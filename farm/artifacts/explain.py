@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import tvm
 
-from device_agent.protocol import START_S
+from device_agent.protocol import GPU, START_S
+from farm.artifacts import make
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, WorkloadServed
+from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import cores, default_schedule, gpus
@@ -27,7 +29,7 @@ from farm.search.target import make_target
 from farm.search.tvm_env import ms
 from farm.search.workloads import prepare_model
 from farm.store import Store
-from farm.values import Workload
+from farm.values import Workload, name_workloads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,6 @@ def explain(artifact: Artifact, opened: GivenModel, store: Store) -> dict[str, A
     job = functools.partial(_list_layers, manifest, opened, traces)
     layers, roofline = compile_in_subprocess(job, manifest.name)
     times = [each["total_s"] for each in layers if each["total_s"] is not None]
-    newest = max(manifest.measured, key=lambda each: each.at, default=None)
     return {
         "artifact": str(artifact.folder),
         "model": manifest.name,
@@ -68,20 +69,39 @@ def explain(artifact: Artifact, opened: GivenModel, store: Store) -> dict[str, A
         "layers": layers,
         "sum_s": math.fsum(times) if len(times) == len(layers) else None,
         "flop": math.fsum(each["flop"] * each["weight"] for each in layers),
-        "whole": None if newest is None else newest.model_dump(mode="json"),
+        "whole": _find_whole(manifest, store),
     }
+
+
+def _find_whole(manifest: Manifest, store: Store) -> dict[str, Any] | None:
+    """Return latency (s) and board of the whole model: of its last run, else of the campaign that decided on it."""
+    if manifest.measured:
+        newest = max(manifest.measured, key=lambda each: each.at)
+        return {"board": newest.board, "latency_s": newest.latency["median"]}
+    name = name_workloads(each.hash for each in manifest.workloads)
+    decisions = store.decisions.fetch(
+        model_sha256=manifest.model.sha256, board_type=manifest.board_type, simulated=manifest.simulated
+    )
+    for each in reversed(decisions):
+        if (each.workloads, each.operating_point) == (name, manifest.operating_point) and "latency_s" in each.evidence:
+            return {"board": each.evidence["board"], "latency_s": each.evidence["latency_s"]}
+    return None
 
 
 def _list_layers(
     manifest: Manifest, opened: GivenModel, traces: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], Roofline]:
     """Return the layers with the longest total first; runs in a compiler's process."""
+    kind, target = gpus.require_device(require_board_type(manifest.board_type), manifest.device), manifest.target
+    if manifest.device == GPU:  # the manifest has its host's
+        target = make.to_config(make.find_target(kind, manifest.simulated))
     shapes = {each.name: each.shape for each in manifest.inputs}
-    prepared = prepare_model(opened.source.load(), shapes, manifest.target, manifest.pipeline)
+    prepared = prepare_model(opened.source.load(), shapes, target, manifest.pipeline)
     known = {each.hash: each for each in prepared.workloads}
-    gpu = gpus.is_gpu(manifest.target)
-    unit = gpus.gpu_of(manifest.target) if gpu else cores.core_of(manifest.target, manifest.threads)
-    factor = cores.find_clock_factor(manifest.target, require_board_type(manifest.board_type))
+    if any(each.hash not in known for each in manifest.workloads):
+        raise UsageError(f"another version of the farm compiled {manifest.name}", "Compile it again.")
+    unit = gpus.gpu_of(target) if manifest.device == GPU else cores.core_of(target, manifest.threads)
+    factor = cores.find_clock_factor(target, kind)
     roofline = Roofline.of(unit)
     if isinstance(unit, Core):
         roofline = dataclasses.replace(roofline, flop_per_s=roofline.flop_per_s / factor)

@@ -85,9 +85,8 @@ def _summarise(document: Mapping[str, Any]) -> Iterator[str]:
     if whole is None:
         yield f"the whole model was not timed: `farm model run {document['artifact']}` does"
         return
-    median_s = whole["latency"]["median"]
-    ratio = "" if sum_s is None else f", {median_s / sum_s:.2f} times the sum"
-    yield f"the whole model {format_latency(median_s)} on {whole['board']}{ratio}"
+    ratio = "" if sum_s is None else f", {whole['latency_s'] / sum_s:.2f} times the sum"
+    yield f"the whole model {format_latency(whole['latency_s'])} on {whole['board']}{ratio}"
 
 
 def _us(seconds: float | None) -> str | None:

@@ -28,7 +28,7 @@ def plan_chart(document: Mapping[str, Any]) -> Chart:
     """Plan a bar for each layer, the longest first: all its calls in one inference, coloured by what limits it."""
     timed = [each for each in document["layers"] if each["total_s"]]
     shown = timed[:_MOST_LAYERS]
-    unit = units.seconds_scale([each["total_s"] for each in shown])
+    unit = units.seconds_scale([each["total_s"] for each in shown[:1]])
     marks = [
         _plan_bars(shown, limit, charts.COLOURS[at], unit)
         for at, limit in enumerate((*LIMITS, _UNKNOWN))
@@ -65,5 +65,7 @@ def _tell(layer: Mapping[str, Any], unit: units.Scale) -> str:
 
 
 def _name(layer: Mapping[str, Any]) -> str:
-    name = layer["name"] if len(layer["name"]) <= 48 else layer["name"][:47] + "…"
-    return f"{layer['weight']}x {name}" if layer["weight"] > 1 else str(name)
+    operators, _, shape = str(layer["name"]).partition(" ")
+    room = max(8, 42 - len(shape))
+    operators = operators if len(operators) <= room else operators[: room - 1] + "…"
+    return f"{layer['weight']}x {operators} {shape}" if layer["weight"] > 1 else f"{operators} {shape}"

@@ -61,11 +61,12 @@ def test_a_virtual_boards_gpu_record_has_the_real_gpus_code() -> None:
         printing.require_form("asm", target)
 
 
-def test_layers_are_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_layers_are_explained(tmp_path: Path, device: str) -> None:
     """Each has a plan in words, an estimate, shares of the roofline and a limit; a chart shows them."""
     loaded = settings.load()
     with Store(tmp_path / "farm.db") as store:
-        order = make.CompileOrder(open_model("tiny-cnn"), NANO)
+        order = make.CompileOrder(open_model("tiny-cnn"), gpus.require_device(NANO, device))
         artifact = make.make_artifact(order, tmp_path / "artifact", loaded, store)
         document = explain.explain(artifact, order.opened, store)
     assert len(document["layers"]) == len(artifact.manifest.workloads)
@@ -78,7 +79,8 @@ def test_layers_are_explained(tmp_path: Path) -> None:
         assert each["measured_s"] is None
         assert 0 <= each["compute_share"] < 3
     assert document["whole"] is None
-    # Four cores, each one FMA on four lanes per cycle, at the board type's highest clock.
-    assert document["roofline"]["flop_per_s"] == pytest.approx(4 * 8 * max(NANO.clusters[0].freqs_hz))
+    # Four cores, each with four lanes, or a GPU with 128, each an FMA per cycle, at their highest clocks.
+    lanes, freqs_hz = (16, NANO.clusters[0].freqs_hz) if device == "cpu" else (128, NANO.gpu.freqs_hz)
+    assert document["roofline"]["flop_per_s"] == pytest.approx(2 * lanes * max(freqs_hz))
     chart = explain_page.plan_chart(document)
     assert sum(len(marks.x) for marks in chart.list_marks()) == sum(bool(e["total_s"]) for e in document["layers"])
