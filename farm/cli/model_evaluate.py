@@ -13,6 +13,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import given_model, on_board, places
 from farm.artifacts import task as tasks
+from farm.artifacts.bench import OURS, find_precision
 from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Wait, read_labels
@@ -50,8 +51,10 @@ def evaluate(
     ] = None,
     precision: Annotated[
         str,
-        typer.Option("--precision", metavar="float32,bf16,fp16,int8", help="Variants to compile and compare."),
-    ] = "float32",
+        typer.Option(
+            "--precision", metavar="float32,bf16,fp16,int8", help="Variants to compile and compare; default: float32."
+        ),
+    ] = "",
     board: Board = "local",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Most examples; 0: all.")] = 0,
     calibration: Annotated[
@@ -68,12 +71,14 @@ def evaluate(
     wait: Wait = "60s",
 ) -> output.Document:
     """Score a model on data. By precision: accuracy with its change, latency, energy and size, on a board."""
-    precisions = variants.read_precisions(precision)
+    precisions = variants.read_precisions(precision or "float32")
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     if out is not None:
         places.require_room(out)
     subject = read_subject(model, shape, device)
     opened = subject.opened
+    if subject.artifact is not None and precision:
+        raise UsageError("--precision: an artifact has its own", "Give the model instead.")
     facts = describe(subject, labels)
     scored = datasets.choose_task(task, facts.task)
     examples = datasets.read_dataset(data, scored, facts.names, facts.classes, limit)
@@ -87,7 +92,7 @@ def evaluate(
         kind, known = on_board.find_board(store, board)
         made, missing = dict[str, Any](), dict[str, str]()
         if subject.artifact is not None:
-            made = {"artifact": subject.artifact}
+            made = {find_precision(subject, OURS): subject.artifact}
         else:
             simulated = known is not None and store.boards.require(known).simulated
             used, folder = gpus.require_device(kind, device), Path(scratch)

@@ -1,4 +1,4 @@
-"""Scores with 95 % intervals: shares of right classes, mean average precision, edit rates, errors of outputs."""
+"""Scores with 95 % intervals: shares of right classes, mean average precision, errors of outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_wilson(hits: int, count: int) -> Interval:
 def find_paired_change(ours: Sequence[bool], theirs: Sequence[bool]) -> Interval:
     """Return the change of a share on the same examples (Bonett and Price 2012, J. Educ. Behav. Stat. 37)."""
     count = len(ours)
-    won, lost = sum(a and not b for a, b in zip(ours, theirs, strict=True)), 0
+    won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     up, down = (won + 1) / (count + 2), (lost + 1) / (count + 2)
     half = _Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
@@ -44,16 +44,6 @@ def find_rank(scores: npt.NDArray[Any], truth: int) -> int:
     if not np.isfinite(flat[truth]):
         return len(flat)
     return int(np.sum(flat > flat[truth]) + np.sum(flat[:truth] == flat[truth]))
-
-
-def count_edits(found: Sequence[Any], wanted: Sequence[Any]) -> int:
-    """Count insertions, deletions and replacements between two texts, by characters or words (Levenshtein)."""
-    row = list(range(len(wanted) + 1))
-    for number, one in enumerate(found, 1):
-        before, row = row, [number]
-        for at, other in enumerate(wanted):
-            row.append(min(before[at] + (one != other), before[at + 1] + 1, row[at] + 1))
-    return row[-1]
 
 
 def find_error(outputs: Sequence[npt.NDArray[Any]], wanted: Sequence[npt.NDArray[Any]]) -> float:

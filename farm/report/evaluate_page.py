@@ -35,7 +35,8 @@ def list_rows(document: Mapping[str, Any]) -> tuple[list[str], list[list[str | N
         is_share = metric in made[-1]["change"]
         heads += [HEADS[metric], "95 % CI", "Change"] if is_share else [HEADS[metric], "Range"]
         for cells, row in zip(rows, made, strict=True):
-            cells += [f"{100 * row['scores'][metric]:.2f}", "{:.1f} – {:.1f}".format(*_percent(row, metric))]
+            form = ("{:.2f}", "{:.1f} – {:.1f}") if is_share else ("{:.3g}", "{:.2g} – {:.2g}")
+            cells += [form[0].format(100 * row["scores"][metric]), form[1].format(*_percent(row, metric))]
             if is_share:
                 change = row["change"].get(metric)
                 cells += [None if change is None else f"{100 * change[0]:+.2f}"]
