@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import bench as benching
 from farm.artifacts import given_model, on_board, places
 from farm.artifacts import task as tasks
-from farm.artifacts.bench import OURS, find_precision
 from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Wait, read_labels
@@ -92,7 +92,7 @@ def evaluate(
         kind, known = on_board.find_board(store, board)
         made, missing = dict[str, Any](), dict[str, str]()
         if subject.artifact is not None:
-            made = {find_precision(subject, OURS): subject.artifact}
+            made = {benching.find_precision(subject, benching.OURS): subject.artifact}
         else:
             simulated = known is not None and store.boards.require(known).simulated
             used, folder = gpus.require_device(kind, device), Path(scratch)
