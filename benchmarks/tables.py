@@ -325,7 +325,7 @@ def make_tests(results: list[dict[str, Any]]) -> str:
 
 def make_trials(results: list[dict[str, Any]]) -> str:
     """Say how latency falls over trials on a processor and a GPU, and what their arithmetic allows at most."""
-    head = ("device", "trials", "sum without a trial, ms", "after all", "whole model without", "after all", "s a trial")
+    head = ("device", "trials", "first sum, ms", "last sum", "whole model, no trial", "after all", "s a trial")
     rows: list[Row] = []
     for each in results:
         for device, row in each["figures"]["devices"].items():
