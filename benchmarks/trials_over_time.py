@@ -106,7 +106,9 @@ def run_campaign(
     from farm.store import Store
 
     with Store(home / "farm.db") as store:
-        known = [each.name for each in store.campaigns.fetch() if _did(each, name, model, trials, device)]
+        found = store.campaigns.fetch()
+        known = [each.name for each in found if each.name == name]
+        known = known or [each.name for each in found if whole and _did(each, model, trials, device)]
     if not known:
         search = {"warm_start": False, "seed": 0} | search
         file = {"name": name, "models": model, "boards": {"types": BOARD_TYPE, "simulated": True}, "device": device}
@@ -124,13 +126,13 @@ def run_campaign(
         return campaign.show(), list(list_gains(store.totals.fetch_course(campaign.fetch().id)))
 
 
-def _did(campaign: Any, name: str, model: str, trials: int, device: str) -> bool:
+def _did(campaign: Any, model: str, trials: int, device: str) -> bool:
     from farm.search import gpus
 
     order = campaign.order
     alike = [each.name for each in order.models] == [model] and campaign.budget.trials == trials
     alike = alike and gpus.device_of(order.types[0].target) == device and order.search.tuner == "xgb"
-    return campaign.name == name or (alike and (campaign.progress or {}).get("counted", 0) >= trials)
+    return bool(alike and (campaign.progress or {}).get("counted", 0) >= trials)
 
 
 def _cancel_after(campaign: Any, trials: int) -> None:
