@@ -34,7 +34,7 @@ def choose_task(wanted: str | None, task: Mapping[str, Any]) -> str:
         return wanted or own
     if wanted not in TASKS:
         raise UsageError(f"--task {wanted!r} is unknown", f"Known: {', '.join(TASKS)}.")
-    raise UsageError(f"--task {wanted}: the model is no {wanted.replace('ify', 'ifier').replace('ect', 'ector')}")
+    raise UsageError(f"--task {wanted}: the model is no {next(kind for kind in _KINDS if _KINDS[kind] == wanted)}")
 
 
 def read_dataset(folder: Path, task: str, labels: Sequence[str], classes: int, limit: int) -> list[Example]:
@@ -122,11 +122,12 @@ def _read_coco(folder: Path, labels: Sequence[str], classes: int) -> list[Exampl
     if not any(boxes.values()):
         raise UsageError(f"{path} has no annotations", _HINTS[DETECT])
     known, used = _index(labels), {category for each in boxes.values() for category, _ in each}
-    if is_ordered := not known and len(categories) == classes:
-        numbers = {category: order for order, category in enumerate(sorted(categories))}
-    else:
-        numbers = {each: _find_class(categories.get(each, str(each)), known, classes, path) for each in used}
-    assert is_ordered or used == set(numbers)
+    if unknown := used - categories.keys():
+        raise UsageError(f"{path} has annotations of category {min(unknown)}, which it does not name", _HINTS[DETECT])
+    # Without names, categories in order are the classes.
+    numbers = {category: order for order, category in enumerate(sorted(categories))}
+    if known or len(categories) != classes:
+        numbers = {each: _find_class(categories[each], known, classes, path) for each in used}
     return [
         Example(_require_file(path, name), [(numbers[category], *box) for category, box in boxes[image]])
         for image, name in sorted(named.items())
