@@ -89,6 +89,7 @@ def plan_chart(document: Mapping[str, Any]) -> Chart:
         document["threads"], document["clocks"], document["operating_point"]
     )
     note = "Whiskers: 95 % confidence intervals." if is_share else "Whiskers: all examples, and 95 % of the median."
+    note += " Latencies are doubtful: see the report." if document["doubt"] else ""
     height = 0.8 + 0.45 * len(made)
     return Chart(
         "accuracy", "Accuracy and latency by precision", title, subtitle, panels, height, board["simulated"], note,
@@ -108,7 +109,8 @@ def write_report(document: Mapping[str, Any], folder: Path) -> list[str]:
         subtitle=chart.subtitle,
         simulated="nothing was measured on a real board." if chart.simulated else "",
         answers=(),
-        summary=[f"{row['precision']}: {row['reason']}." for row in document["rows"] if "reason" in row],
+        summary=[f"Do not rely on these latencies, {document['doubt']}."] * bool(document["doubt"])
+        + [f"{row['precision']}: {row['reason']}." for row in document["rows"] if "reason" in row],
         sections=(pages.Section("Accuracy", [table]),),
         footer="Change: points against ONNX Runtime in float32. Written by farm model evaluate.",
     )
