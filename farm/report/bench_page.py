@@ -66,14 +66,18 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
         title, stem = f"{model['model']}{about} {place}", model["model"] + about.replace(", batch ", "-batch")
         same = [chart.headline for chart in planned].count(title)
         stem += f"-{same + 1}" if same else ""
-        planned.append(campaign_charts.plan_latency(f"latency-{stem}", rows, title, conditions, simulated=simulated))
-        counts = f"{rows[0][2]['count']:.0f} timed runs, {conditions}"
+        doubt = f"do not rely on this, {model['doubt'].partition(':')[0]}; " if model["doubt"] else ""
+        about = doubt + conditions
+        planned.append(campaign_charts.plan_latency(f"latency-{stem}", rows, title, about, simulated=simulated))
+        counts = f"{doubt}{rows[0][2]['count']:.0f} timed runs, {conditions}"
         planned.append(bench_charts.plan_runs(f"runs-{stem}", rows, f"{title}: runs", counts, simulated=simulated))
         batches.setdefault(model["model"], []).append(model)
     for name, models in batches.items():
         if len({model["batch"] for model in models}) > 1:
+            doubts = [each["doubt"].partition(":")[0] for each in models if each["doubt"]]
             title = f"{name} {place}: batch sizes"
-            planned.append(bench_charts.plan_batches(f"batches-{name}", models, title, conditions, simulated=simulated))
+            about = f"do not rely on this, {doubts[0]}; {conditions}" if doubts else conditions
+            planned.append(bench_charts.plan_batches(f"batches-{name}", models, title, about, simulated=simulated))
     for chart in planned:
         drawing.save(chart, folder)
         paths.append(str(folder / f"{chart.name}.png"))

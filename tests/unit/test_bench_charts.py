@@ -18,7 +18,12 @@ def make_variant(label: str, median_s: float, batch: int) -> dict[str, Any]:
 
 def make_models() -> list[dict[str, Any]]:
     models = [
-        {"model": "m", "batch": batch, "variants": {"tvm-farm": make_variant("tvm-farm", 0.01 * batch, batch)}}
+        {
+            "model": "m",
+            "batch": batch,
+            "doubt": "",
+            "variants": {"tvm-farm": make_variant("tvm-farm", 0.01 * batch, batch)},
+        }
         for batch in (1, 4)
     ]
     models[0]["variants"]["ncnn"] = make_variant("ncnn", 0.02, 1)
