@@ -25,7 +25,7 @@ TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
-	test-ray-floor check lint unit bench bench-long generated kept-emulations docs pictures images dist dist-check sbom release lock clean
+	test-ray-floor check lint unit bench bench-long generated kept-emulations zoo-records docs pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -161,6 +161,9 @@ build/docs/packages: requirements/docs.txt | setup
 		--no-deps --require-hashes --requirement requirements/docs.txt --target $@
 
 # What the emulator finds in quickstart's sweep, which is the same everywhere. A unit test fails where the emulator changed.
+zoo-records: setup
+	@$(BIN)/python deploy/release/zoo_records.py
+
 kept-emulations: setup
 	@$(BIN)/python deploy/release/kept_emulations.py
 

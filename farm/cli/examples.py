@@ -51,6 +51,7 @@ EXAMPLES: Mapping[str, str] = {
     "record best": "record best conv2d_add_relu --board-type jetson-nano",
     "record export": "record export nano-records --board-type jetson-nano",
     "record import": "record import nano-records",
+    "record pull": "record pull zoo",
     "record merge": "record merge other-farm.db",
     "record prune": "record prune --until 90d --dry-run",
     "board add": "board add nano-01 --board-type jetson-nano --ssh farm@192.0.2.11",

@@ -16,7 +16,7 @@ from farm import backup, emulation
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.metaschedule import exchange
+from farm.metaschedule import exchange, pull
 from farm.processes import machine
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.report import campaign_rows, record_document
@@ -62,17 +62,22 @@ filtered = options.spread("wanted", record_document.Filters, _ALL)
 @output.command
 @filtered
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE.json.gz", help="Folder to create, or a file for `farm record pull`.")
+    ],
     wanted: record_document.Filters,
 ) -> output.Document:
-    """Write records as a MetaSchedule database. Any TVM script applies it, and another farm imports it."""
+    """Write records as a MetaSchedule database. Any TVM script applies it, and another farm imports it.
+
+    A file holds records of any board types and points, for other farms alone.
+    """
     with options.open_store() as store:
         records = wanted.fetch(store)
         if not records:
             hint = wanted.explain_none(store) or "`farm record list` shows those that there are"
             raise UsageError("there are no such records", f"{hint}.")
         bundle = store.imports.fetch_bundle(records)
-    written = exchange.write_folder(bundle, folder)
+    written = (exchange.write_file if folder.name.endswith(".json.gz") else exchange.write_folder)(bundle, folder)
     yield {"folder": str(folder), "records": written, "trials": len(bundle.trials)}
     output.tell(f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}")
 
@@ -97,11 +102,7 @@ def import_(
     if bundle is not None:
         if board_type:
             raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
-        with options.open_store() as store:
-            taken = store.imports.take_in(bundle, str(folder.absolute()), machine.name_user())
-            said = f"{taken.records} records of {folder.absolute()}"
-            store.events.add("records_imported", "records", said, machine.name_user())
-        yield from _tell(taken)
+        yield from _take_in(bundle, str(folder.absolute()))
         return
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
@@ -115,6 +116,28 @@ def import_(
         store.campaigns.finish(number, "imported")
     yield from _tell(imports.Taken(workloads=len(workloads), trials=count))
     output.stderr.print("they are not verified here: a search starts from them and makes records")
+
+
+@output.command
+def pull_records(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|URL|DIR|zoo",
+            help="What `farm record export` wrote, here or at a URL (`#sha256=…` is checked); zoo: records that come "
+            "with the farm, of virtual boards.",
+        ),
+    ],
+) -> output.Document:
+    """Take in shared records. Records that were verified here stay; the next campaign tries theirs."""
+    yield from _take_in(*pull.read_source(source))
+
+
+def _take_in(bundle: imports.RecordBundle, source: str) -> output.Document:
+    with options.open_store() as store:
+        taken = store.imports.take_in(bundle, source, machine.name_user())
+        store.events.add("records_imported", "records", f"{taken.records} records of {source}", machine.name_user())
+    yield from _tell(taken)
 
 
 @output.command
@@ -169,6 +192,7 @@ app = typer.Typer(help="Records: the best verified trial of each workload.", no_
 app.command("export")(export)
 app.command("import")(import_)
 app.command("merge")(merge)
+app.command("pull")(pull_records)
 
 # The note on a virtual board's record whose code is not the board's.
 _NATIVE = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import tvm
 
 from device_agent.protocol import Outcome, ProtocolError, Status
+from farm.artifacts.places import new_file
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
@@ -186,6 +188,36 @@ def write_folder(bundle: RecordBundle, folder: Path) -> int:
     return written
 
 
+def write_file(bundle: RecordBundle, path: Path) -> int:
+    """Write a bundle of any board types as compressed JSON, atomically; return the number of records.
+
+    Raises UsageError where the file exists or cannot be written.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already", "Name a new file.")
+    require_sound(bundle, "the store")
+    data = gzip.compress(json.dumps(to_document(bundle), allow_nan=False).encode(), mtime=0)
+    try:
+        with new_file(path) as partial:
+            partial.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return len(bundle.records)
+
+
+def read_file(path: Path) -> RecordBundle:
+    """Read what `write_file` wrote, or a folder's `farm_records.json`. Raises UsageError."""
+    with blamed(path), path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        data = (gzip.GzipFile(fileobj=file) if packed else file).read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError("it is too large")
+        bundle = parse(json.loads(data.decode()))
+    require_sound(bundle, str(path))
+    return bundle
+
+
 def to_document(bundle: RecordBundle) -> dict[str, Any]:
     """Return a bundle as a JSON document."""
     return {
@@ -212,10 +244,7 @@ def read_folder(folder: Path) -> RecordBundle | None:
                 f"Give a folder with {WORKLOADS} and {TUNING_RECORDS}, or another farm.db.",
             )
         return None
-    with blamed(path):
-        bundle = parse(json.loads(_read_text(path)))
-    require_sound(bundle, str(path))
-    return bundle
+    return read_file(path)
 
 
 def parse(document: Any) -> RecordBundle:

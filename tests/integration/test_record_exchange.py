@@ -5,20 +5,25 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
 import json
 import os
 import pathlib
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.errors import UsageError
-from farm.metaschedule import exchange
+from farm.errors import UnavailableError, UsageError
+from farm.metaschedule import exchange, pull
 from farm.search import proof, tvm_env, workloads
 from farm.search.graph import canonical
 from farm.search.tuners.decisions import Genome
@@ -343,3 +348,35 @@ def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path)
     assert f"from the store {store.imports.fetch_identity()}" in run_farm(other, "show", record.workload[:6])
     assert json.loads(run_farm(other, "prune", "--imported", "--json"))["forgotten"] == 1
     assert json.loads(run_farm(other, "list", "--json")) == []
+
+
+def test_records_are_pulled_from_a_file_and_a_url(store: Store, tmp_path: pathlib.Path) -> None:
+    """One file holds records for another farm, which takes it from a disk or a URL; a wrong digest changes nothing."""
+    [record] = store.records.fetch()
+    path = tmp_path / "team.json.gz"
+    assert json.loads(run_farm(tmp_path, "export", str(path), "--json"))["records"] == 1
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/team.json.gz"
+        for wrong, said in (("#sha256=0", "SHA-256"), ("x", "cannot fetch"), (".part", "cannot fetch")):
+            with pytest.raises((UsageError, UnavailableError), match=said):
+                pull.read_source(f"{url}{wrong}")
+        bundle, _ = pull.read_source(f"{url}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}")
+        server.shutdown()
+    assert [each.candidate for each in bundle.records] == [record.candidate]
+    other = tmp_path / "other"
+    assert json.loads(run_farm(other, "pull", str(path), "--json"))["records"] == 1
+    assert json.loads(run_farm(other, "pull", str(path), "--json"))["records"] == 0
+    path.write_bytes(gzip.compress(b"[]"))
+    with pytest.raises(UsageError, match="no records that can be read"):
+        pull.read_source(str(path))
+    with pytest.raises(UsageError, match="there is no nowhere"):
+        pull.read_source("nowhere")
+
+
+def test_the_farm_comes_with_records_of_the_zoo() -> None:
+    """They are simulated and sound, and say so: no real board is served by one."""
+    bundle, _ = pull.read_source(pull.SHIPPED)
+    assert bundle.records
+    assert all(each.simulated for each in bundle.records)
