@@ -36,6 +36,7 @@ EXAMPLES: Mapping[str, str] = {
     "db upgrade": "db upgrade",
     "db prune": "db prune --until 90d --dry-run",
     "model zoo": "model zoo",
+    "model explain": "model explain model-nano --out explained",
     "model show": "model show model.onnx --shape images=1,3,224,224",
     "model compile": "model compile model.onnx --board-type jetson-nano --out model-nano",
     "model verify": "model verify model-nano --board nano-01",
