@@ -28,11 +28,19 @@ _Instructions = list[list[Any]]
 
 def dump(item: Any, entry: Any, target: Any) -> str:
     """Return the text of a measure candidate of the workload `entry` (MetaSchedule's)."""
-    trace = item.sch.trace.simplified(True)
-    record = ms.database.TuningRecord(trace, entry, None, target, item.args_info)
+    # A record's own JSON leaves index maps as objects, so it is made without the trace.
+    record = ms.database.TuningRecord(tvm.s_tir.schedule.Trace([], {}), entry, None, target, item.args_info)
     document = json.loads(json.dumps(record.as_json()))
-    document[0][0] = _rename(document[0][0], workloads.number_blocks(workloads.list_blocks(entry.mod)))
+    instructions, decisions = _to_plain(item.sch.trace.simplified(True).as_json())
+    document[0] = [_rename(instructions, workloads.number_blocks(workloads.list_blocks(entry.mod))), decisions]
     return json.dumps(document)
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a trace's JSON in Python's own types."""
+    if isinstance(value, str | int | float) or value is None:
+        return str(value) if isinstance(value, str) else value
+    return value.value if hasattr(value, "value") else [_to_plain(each) for each in value]
 
 
 def restore(text: str, entry: Any, target: Any) -> Any:

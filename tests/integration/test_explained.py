@@ -24,14 +24,14 @@ tvm = tvm_env.load()
 NANO = require_board_type("jetson-nano")
 
 
-def print_second(target: dict[str, Any], pipeline: str, *forms: str) -> list[str]:
-    """The code of the second of tiny-cnn's workloads by its predicted plan, in each form."""
+def print_workload(index: int, target: dict[str, Any], pipeline: str, *forms: str) -> list[str]:
+    """The code of one of tiny-cnn's workloads by its predicted plan, in each form."""
     import tvm.s_tir.meta_schedule as ms
 
     opened = open_model("tiny-cnn")
     shapes = {spec.name: spec.static_shape for spec in opened.inputs}
     prepared = prepare_model(opened.source.load(), shapes, target, pipeline)
-    workload = prepared.workloads[1]
+    workload = prepared.workloads[index]
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = default_schedule.find_default(workload, entry, prepared.target)
     assert found is not None
@@ -42,7 +42,7 @@ def print_second(target: dict[str, Any], pipeline: str, *forms: str) -> list[str
 def test_a_cpu_record_has_tir_llvm_and_assembly() -> None:
     """They are the board's: vector FMAs of Arm; PTX is refused in a sentence."""
     target = NANO.target.to_tvm()
-    tir, llvm, asm = print_second(target, NANO.pipeline, "tir", "llvm", "asm")
+    tir, llvm, asm = print_workload(1, target, NANO.pipeline, "tir", "llvm", "asm")
     assert "T.prim_func" in tir
     assert 'target triple = "aarch64' in llvm
     assert "fmla" in asm
@@ -51,9 +51,9 @@ def test_a_cpu_record_has_tir_llvm_and_assembly() -> None:
 
 
 def test_a_virtual_boards_gpu_record_has_the_real_gpus_code() -> None:
-    """CUDA C and PTX for sm_53; assembly is refused."""
+    """CUDA C and PTX for sm_53, also of a plan that changes a layout; assembly is refused."""
     target = gpus.to_config(NANO.name, code.plan_gpu(NANO), NANO.target.to_tvm(), simulated=True)
-    cuda, ptx = print_second(target, gpus.PIPELINE, "cuda", "ptx")
+    cuda, ptx = print_workload(0, target, gpus.PIPELINE, "cuda", "ptx")
     assert "__global__" in cuda
     assert ".target sm_53" in ptx
     assert ".entry" in ptx
