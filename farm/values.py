@@ -297,6 +297,16 @@ class Record:
     origin: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
 
     @property
+    def objective(self) -> str:
+        """What its finalists were chosen by: latency, energy or edp."""
+        return str((self.evidence or {}).get("objective", "latency"))
+
+    @property
+    def energy_j(self) -> float | None:
+        """Its energy in J a call; None where latency decided."""
+        return (self.evidence or {}).get("energy_j")
+
+    @property
     def device(self) -> str:
         """What ran it: the board's CPU ("cpu") or GPU ("gpu")."""
         return "gpu" if is_for_gpu(self.pipeline) else "cpu"

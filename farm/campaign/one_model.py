@@ -17,7 +17,7 @@ from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey
 from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_model, to_type
-from farm.crew.choice import TargetPlan, plan_place, plan_target
+from farm.crew.choice import TargetPlan, plan_place, plan_target, require_power
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import keep_model
@@ -38,7 +38,7 @@ class OneModelRequest:
     earlier trials. `wait_s` is how long to wait for a board of the fleet. `only_unknown` leaves out workloads with a
     record. `simulated` says which records count; boards of the other kind are refused. `virtual` uses simulated boards
     even where there are real ones. `rivals` are what the model is timed beside at the end. `others` are the model with
-    other lengths, tuned with it.
+    other lengths, tuned with it. `objective` and `deadline_s`: see `Order`.
     """
 
     command: str
@@ -54,6 +54,8 @@ class OneModelRequest:
     virtual: bool = False
     rivals: tuple[str, ...] = ()
     others: tuple[ModelVariant, ...] = ()
+    objective: str = "latency"
+    deadline_s: float | None = None
     since: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -79,6 +81,11 @@ class MeasuringPlace:
 def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
     """Choose where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
     place = _choose_place(request, store, settings)
+    rows, kind = store.boards.fetch(), request.board_type
+    mine = [each for each in rows if each.name in place.boards or (place.is_host and each.board_type == kind.name)]
+    require_power(mine, kind, request.objective)
+    if not mine and request.objective != "latency":
+        raise UsageError("this machine is not known to have a power sensor", "`farm up` looks for one.")
     if request.simulated not in (None, place.simulated):
         which = "virtual" if place.simulated else "real"
         raise UsageError(
@@ -144,10 +151,15 @@ def submit(
         types=(to_type(kind, place.simulated, place.target, target, points, planned),),
         budget=Budget(trials=request.trials),
         search=SearchOrder(tuner=XGB, loss=None, early_stopping=None, warm_start=not request.fresh, seed=settings.seed),
-        measure=to_measure(MeasureOptions(verify_top=1), settings).model_copy(update={"repeat_alone": False}),
+        # By energy, the fastest trial is not known to be the best.
+        measure=to_measure(MeasureOptions(verify_top=1 if request.objective == "latency" else 3), settings).model_copy(
+            update={"repeat_alone": False}
+        ),
         boards=() if request.board is None else (request.board,),
         rivals=request.rivals,
         process=process_identity(),
+        objective=request.objective,
+        deadline_s=request.deadline_s,
     )
     rows = [dataclasses.replace(found[each.hash], weight=each.weight, board_type=kind.name) for each in planned]
     keep_model(settings.models_path, model.source)

@@ -264,7 +264,8 @@ _OnePoint = Literal["default"] | PointSpec
 class CampaignSpec(StrictModel):
     """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others.
 
-    `device`: code for the boards' processors, or for their GPUs.
+    `device`: code for the boards' processors, or for their GPUs. `objective` decides between finalists: the least
+    latency, energy, or energy times latency (edp). `deadline`, with energy: the longest time of an inference.
     """
 
     name: CampaignName
@@ -280,10 +281,18 @@ class CampaignSpec(StrictModel):
         pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OnePoint | tuple[_OnePoint, ...]),
         pydantic.AfterValidator(_not_empty),
     ] = (PointSpec(),)
+    objective: Literal["latency", "energy", "edp"] = "latency"
+    deadline: Seconds | None = None
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()
     measure: MeasureOptions = MeasureOptions()
     priority: Priority = 0
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_use_of_its_deadline(self) -> CampaignSpec:
+        if self.deadline is not None and self.objective != "energy":
+            raise ValueError("a deadline goes with `objective: energy` alone")
+        return self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,6 +113,8 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
         measure=to_measure(spec.measure, settings),
         labels=dict(spec.boards.labels),
         priority=spec.priority,
+        objective=spec.objective,
+        deadline_s=spec.deadline,
     )
 
 

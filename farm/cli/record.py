@@ -202,13 +202,27 @@ def _name_place(record: Record, codes: Mapping[str, str]) -> str:
 
 def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) -> None:
     tables.print_table(
-        ("Name", "Board type", "Clocks", "Latency (us)", "GFLOPS", "Max rel. error", "Verified", "From", "Workload"),
+        (
+            "Name",
+            "Board type",
+            "Clocks",
+            "Latency (us)",
+            "Energy (mJ)",
+            "Chosen by",
+            "GFLOPS",
+            "Max rel. error",
+            "Verified",
+            "From",
+            "Workload",
+        ),
         [
             (
                 r.workload_name,
                 _name_place(r, codes),
                 _show_point(r.operating_point),
                 f"{r.median_s * 1e6:,.1f}",
+                f"{r.energy_j * 1e3:,.4g}" if r.energy_j is not None else None,
+                r.objective,
                 f"{r.flop / r.median_s / 1e9:.2f}" if r.flop else None,
                 f"{r.max_rel_error:.1e}",
                 format_minute(r.verified_at),
@@ -217,7 +231,7 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
             )
             for r in records
         ],
-        left=(0, 1, 2, 6, 7, 8),
+        left=(0, 1, 2, 5, 8, 9, 10),
         empty=empty,
         spare=("Max rel. error", "GFLOPS", "Verified", "From", "Workload"),
     )

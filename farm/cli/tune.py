@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -64,6 +64,13 @@ def tune(
     exact: options.Exact = False,
     weights: options.Weights = "float32",
     device: options.Device = "cpu",
+    objective: Annotated[
+        Literal["latency", "energy", "edp"],
+        typer.Option("--objective", help="What finalists are chosen by; edp: energy times latency."),
+    ] = "latency",
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="33ms", help="Longest time of an inference, with --objective energy.")
+    ] = "",
     json: options.Json = False,
 ) -> None:
     """Tune a model for a board type; the best verified code of each workload becomes a record.
@@ -74,6 +81,9 @@ def tune(
 
     options.require_trials(trials)
     wait_s = read_duration_s("--wait", wait)
+    if deadline and objective != "energy":
+        raise UsageError("--deadline needs --objective energy")
+    deadline_s = read_duration_s("--deadline", deadline) if deadline else None
     if virtual and (board_type is None or board is not None):
         raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
     folder = Path() if virtual and compile_to is None else compile_to
@@ -102,6 +112,8 @@ def tune(
                 wait_s=wait_s,
                 virtual=virtual,
                 others=tuple(variants[1:]),
+                objective=objective,
+                deadline_s=deadline_s,
                 since=since,
             )
             if folder is not None:

@@ -127,6 +127,23 @@ def plan_place(
     return pool, all(row.simulated for row in mine), target
 
 
+def require_power(rows: Sequence[BoardInfo], board_type: BoardType, objective: str) -> None:
+    """Raise UsageError for boards without a power sensor's total, where the objective needs energy."""
+    if objective == "latency":
+        return
+    lacking = [
+        row.name
+        for row in rows
+        if not (row.description.get("total_rails") if row.description else board_type.power.total)
+    ]
+    if lacking:
+        raise UsageError(
+            f"{units.name_some(lacking)} ({board_type.name}) {'has' if len(lacking) == 1 else 'have'} no known power "
+            f"sensor, and the objective {objective} needs one",
+            "Choose other boards, or the objective latency. `farm up` looks for sensors.",
+        )
+
+
 def require_fixed_target(board_type: BoardType) -> None:
     """Raise UsageError for a type that stands for the local machine."""
     if board_type.target is None:

@@ -141,6 +141,7 @@ def to_time(option: str, text: str) -> float:
 
 # The decision in a record's evidence, in words.
 DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
+_COSTS = {"latency": ("takes", "as long"), "energy": ("uses", "the energy"), "edp": ("has", "the energy times latency")}
 _OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 
@@ -163,9 +164,14 @@ def describe_evidence(evidence: Mapping[str, Any] | None) -> str:
         return "its output was checked; its time is a single trial's"
     boards = (f"{name} {format_latency(about['median_s'])}" for name, about in evidence.get("boards", {}).items())
     words = [f"{evidence.get('rounds', '?')} rounds, {', '.join(boards)}", DECIDED.get(evidence.get("decided", ""), "")]
+    if (energy_j := evidence.get("energy_j")) is not None:
+        low_j, high_j = evidence["energy_ci_j"]
+        said = f"{energy_j * 1e3:.4g} mJ a call (95 % interval {low_j * 1e3:.4g} to {high_j * 1e3:.4g})"
+        words += [f"chosen by {evidence['objective']}: {said}", evidence.get("energy_note", "")]
     if rivals := evidence.get("rivals"):
+        verb, what = _COSTS[evidence.get("objective", "latency")]
         nearest = min(float(each["ratio"]) for each in rivals)
-        words.append(f"the nearest of {len(rivals)} rivals takes {nearest:.3f} times as long")
+        words.append(f"the nearest of {len(rivals)} rivals {verb} {nearest:.3f} times {what}")
     if failed := evidence.get("failed"):
         words.append(f"{len(failed)} failed")
     words += [str(each) for each in evidence.get("contradictions") or ()]
@@ -198,6 +204,8 @@ def _describe(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
         "pipeline": record.pipeline,
         "candidate": record.candidate,
         "latency_us": record.median_s * 1e6,
+        "energy_j": record.energy_j,
+        "objective": record.objective,
         "gflops": record.flop / record.median_s / 1e9,
         "max_rel_error": record.max_rel_error,
         "simulated": record.simulated,

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.points.values import Objective
 from farm.selection import tie
 from farm.selection.rounds import LEAST_ROUNDS, Contest
 from farm.selection.tie import Judgement, Ratio, TieRule
@@ -117,12 +118,17 @@ class Decision:
         rivals = self._compare_with(winner, judgement, all_of_them=kept)
         before = self.incumbent
         return {
+            "objective": str(self.rule.objective),
             "decided": decided,
             "leader": judgement.leader,
             "held": before is not None and before.candidate == winner,
             "replaced": None
             if before is None or before.candidate == winner
-            else {"candidate": before.candidate, "median_s": before.median_s},
+            else {
+                "candidate": before.candidate,
+                "median_s": before.median_s,
+                "objective": (before.evidence or {}).get("objective", Objective.LATENCY),
+            },
             "rounds": len({each.number for each in self.contest.rounds if winner in each.latency_s}),
             "boards": {
                 board: {"median_s": statistics.median(each), "latency_s": list(each)}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from device_agent.protocol import FaultSide, Status
+from farm.points.values import Objective
 from farm.selection import tie
 from farm.selection.tie import Judgement, Round, TieRule
 
@@ -40,6 +42,7 @@ class RoundRun:
     board: str
     left: list[str]
     latency_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    energy_j: dict[str, float] = dataclasses.field(default_factory=dict)
     is_spoilt: bool = False
     is_lost: bool = False
 
@@ -53,8 +56,13 @@ class Contest:
         rule: TieRule,
         rounds: Iterable[Round] = (),
         note: Callable[[str, str], None] = lambda candidate, reason: None,
+        limit_s: float = math.inf,
     ) -> None:
-        """`rounds` are earlier ones; `seed` decides the order; `note` gets candidates that failed, and why."""
+        """`rounds` are earlier ones; `seed` decides the order; `note` gets candidates that failed, and why.
+
+        `limit_s`: candidates with a longer median latency lose; the fastest one stays.
+        """
+        self._limit_s = limit_s
         self.alive: list[str] = []
         self.rounds: list[Round] = list(rounds)
         self.judgement: Judgement | None = None
@@ -130,10 +138,20 @@ class Contest:
         self._running.append(run)
         return run
 
-    def on_measured(self, run: RoundRun, candidate: str, status: Status, message: str, latency_s: float | None) -> None:
-        """Take in a measurement of a running round."""
-        if latency_s is not None:
+    def on_measured(
+        self,
+        run: RoundRun,
+        candidate: str,
+        status: Status,
+        message: str,
+        latency_s: float | None,
+        energy_j: float | None = None,
+    ) -> None:
+        """Take in a measurement of a running round. Without an energy that the rule needs, the round is spoilt."""
+        if latency_s is not None and (energy_j is not None or self._rule.objective is Objective.LATENCY):
             run.latency_s[candidate] = latency_s
+            if energy_j is not None:
+                run.energy_j[candidate] = energy_j
         elif status.fault_side is FaultSide.CANDIDATE and not self._excuse(candidate, status):
             self.drop(candidate, f"{status}: {message}")
         else:
@@ -162,7 +180,7 @@ class Contest:
         if run.latency_s.keys() >= set(self.alive):
             self._waiting_since_s = None
         if run.latency_s:
-            self.rounds.append(Round(run.number, run.board, run.latency_s))
+            self.rounds.append(Round(run.number, run.board, run.latency_s, run.energy_j))
             self.rounds.sort(key=lambda each: each.number)
         self._decide()
 
@@ -203,6 +221,8 @@ class Contest:
             if len(rounds) < min(2, len(self.alive)):
                 self._stop()
                 return
+            if self._drop_late(rounds):
+                continue
             is_last = given_up or self._look == len(looks) - 1
             used = rounds if given_up else rounds[: looks[self._look]]
             self.judgement = tie.judge(used, self.alive, self._rule, last=is_last)
@@ -214,6 +234,15 @@ class Contest:
                 self._look += 1
             else:
                 self._stop()
+
+    def _drop_late(self, rounds: Sequence[Round]) -> bool:
+        """Drop candidates beyond the limit of latency, but for the fastest; whether there were any."""
+        median_s = {name: statistics.median(each.latency_s[name] for each in rounds) for name in self.alive}
+        fastest = min(self.alive, key=lambda name: (median_s[name], name))
+        late = [name for name in self.alive if median_s[name] > self._limit_s and name != fastest]
+        for name in late:
+            self.drop(name, f"takes {median_s[name] * 1e6:.1f} us; the deadline leaves it {self._limit_s * 1e6:.1f} us")
+        return bool(late)
 
     def _stop(self) -> None:
         """End the contest: running rounds measure only what was requested."""

@@ -1,4 +1,4 @@
-"""Find the fastest of several candidates from interleaved rounds, or call it a tie.
+"""Find the best of several candidates from interleaved rounds, or call it a tie: the fastest, by default.
 
 Pure. A round measures every candidate once on one board. Only ratios within a round are compared, so that common
 effects of a board (slow, or warming up) cancel: rounds are the blocks of a randomised block design (Box, Hunter &
@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import scipy.special
+
+from farm.points.values import Objective
 
 # The numbers of rounds after which candidates are compared, where the budget allows it.
 LOOKS = (4, 8, 16)
@@ -44,15 +46,21 @@ class TieRule:
     confidence: float = 0.95
     band: float = 0.02
     advantage: float = 0.05
+    objective: Objective = Objective.LATENCY
+
+    def cost(self, of: Round, candidate: str) -> float:
+        """Return a candidate's cost in a round: latency, or with another `objective` J or J s. Least wins."""
+        return float(self.objective.of(of.latency_s[candidate], None, of.energy_j.get(candidate)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Latencies in seconds by candidate, measured one after the other on one board."""
+    """Latencies in seconds by candidate, measured one after the other on one board; energies (J a call) if wanted."""
 
     number: int
     board: str
     latency_s: Mapping[str, float]
+    energy_j: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +130,7 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
     used = complete(rounds, names)
     if len(names) == 1:
         return Judgement(names[0], (), (), ())
-    logs = _as_logs(used, names)
+    logs = _as_logs(used, names, rule)
     error = (1 - rule.confidence) / (len(rule.looks) * (len(names) - 1))
     leader = _find_leader(logs)
     ratios = _ratios(logs, names, leader, error)
@@ -144,7 +152,7 @@ def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: T
     """
     names = [base, *sorted(others)]
     error = (1 - rule.confidence) / (len(rule.looks) * max(1, len(others)))
-    ratios = _ratios(_as_logs(complete(rounds, names), names), names, 0, error)
+    ratios = _ratios(_as_logs(complete(rounds, names), names, rule), names, 0, error)
     return sorted(ratios, key=lambda ratio: (ratio.value, ratio.candidate))
 
 
@@ -155,7 +163,7 @@ def overtakes(rounds: Iterable[Round], challenger: str, favourite: str, rule: Ti
     Differences of a few percent do not carry over, so the favourite is kept.
     """
     both = complete(rounds, (challenger, favourite))
-    faster = sum(each.latency_s[challenger] * (1 + rule.advantage) < each.latency_s[favourite] for each in both)
+    faster = sum(rule.cost(each, challenger) * (1 + rule.advantage) < rule.cost(each, favourite) for each in both)
     return bool(both) and faster >= _OVERTAKEN * len(both)
 
 
@@ -171,7 +179,7 @@ def find_contradictions(
         both = complete(rounds, (leader, rival))
         slower, faster = [], []
         for board in sorted({each.board for each in both}):
-            logs = _as_logs([each for each in both if each.board == board], [leader, rival])
+            logs = _as_logs([each for each in both if each.board == board], [leader, rival], rule)
             if len(logs) < _OWN_OPINION:
                 continue
             (ratio,) = _ratios(logs, [leader, rival], 0, 1 - rule.confidence)
@@ -184,8 +192,8 @@ def find_contradictions(
     return found
 
 
-def _as_logs(rounds: Sequence[Round], names: Sequence[str]) -> npt.NDArray[np.float64]:
-    return np.log(np.array([[each.latency_s[name] for name in names] for each in rounds], dtype=np.float64))
+def _as_logs(rounds: Sequence[Round], names: Sequence[str], rule: TieRule) -> npt.NDArray[np.float64]:
+    return np.log(np.array([[rule.cost(each, name) for name in names] for each in rounds], dtype=np.float64))
 
 
 def _find_leader(logs: npt.NDArray[np.float64]) -> int:

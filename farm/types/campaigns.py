@@ -135,6 +135,7 @@ class Order(_Stored):
     `boards` are the only ones to use, by name; empty: all that fit. `rivals` are what its models are timed beside at
     the end. `compile_to` is the folder for the finished campaign's artifacts; None: none are wanted. `process` is the
     command that watches it (`process_identity`): where that is killed, the campaign is paused; None: it goes on.
+    `objective` (see `farm.points.values.Objective`) and `deadline_s`, per inference, decide between finalists.
     """
 
     name: str
@@ -150,6 +151,8 @@ class Order(_Stored):
     rivals: tuple[str, ...] = ()
     compile_to: str | None = None
     process: dict[str, Any] | None = None
+    objective: str = "latency"
+    deadline_s: Number | None = None
 
     def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
         """Whether a board of one of its types may be used, by its name and labels."""

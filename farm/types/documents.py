@@ -174,6 +174,8 @@ class RecordInfo(Model):
     pipeline: str
     candidate: str
     latency_us: float
+    energy_j: float | None
+    objective: str
     gflops: float
     max_rel_error: float
     simulated: bool

@@ -25,15 +25,17 @@ class VerificationJournal:
 
     def __init__(self, campaign: int, order: Order, store: Store) -> None:
         self._campaign, self._store = campaign, store
+        # Outcomes are large, and read only for energy.
+        self._kept = _KEPT if order.objective == "latency" else (*_KEPT, "outcome")
         self._simulated = {each.board_type: each.simulated for each in order.types}
 
     def fetch_trials(self) -> dict[RecordKey, list[dict[str, Any]]]:
         """Return earlier measurements of each task's finalists: some columns, in the order of writing."""
         found: dict[RecordKey, list[dict[str, Any]]] = defaultdict(list)
-        columns = ("board_type", "workload", "operating_point", *_KEPT)
+        columns = ("board_type", "workload", "operating_point", *self._kept)
         for row in self._store.trials.fetch(self._campaign, purpose=WINNER_TRIAL, columns=columns):
             key = RecordKey(row["board_type"], row["workload"], row["operating_point"])
-            found[key].append({name: row[name] for name in _KEPT})
+            found[key].append({name: row[name] for name in self._kept})
         return dict(found)
 
     def fetch_workloads(self) -> dict[tuple[str, str], Workload]:
@@ -82,7 +84,11 @@ class VerificationJournal:
 
     def event(self, kind: str, key: RecordKey, name: str, message: str) -> None:
         """Write an event of a task, whose workload has a name."""
-        self._store.events.add(kind, f"{name} on {key.board_type} at {key.point}", message)
+        self.note(kind, f"{name} on {key.board_type} at {key.point}", message)
+
+    def note(self, kind: str, subject: str, message: str) -> None:
+        """Write an event of a subject."""
+        self._store.events.add(kind, subject, message)
 
     def _write(
         self, key: RecordKey, program: Program, attempt: int, outcome: Outcome, held_s: float | None

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device_agent.protocol import (
+    EnergySpec,
     Engine,
     FaultSide,
     Limits,
@@ -184,7 +185,9 @@ def to_run_spec(settings: Settings, device: str) -> RunSpec:
     )
 
 
-def to_measure_spec(program: Program, order: Order, of_type: TypeOrder) -> MeasureSpec:
+def to_measure_spec(
+    program: Program, order: Order, of_type: TypeOrder, energy: EnergySpec | None = None
+) -> MeasureSpec:
     """Return how a candidate is timed: as in the search, with the order's full time-out."""
     measure = order.measure
     return MeasureSpec(
@@ -195,6 +198,7 @@ def to_measure_spec(program: Program, order: Order, of_type: TypeOrder) -> Measu
         cold_weights=True,
         device=gpus.device_of(of_type.target),
         seed=order.search.seed,
+        energy=energy,
         limits=Limits(timeout_s=measure.timeout_s, memory_bytes=measure.memory_bytes, threads=of_type.threads),
     )
 

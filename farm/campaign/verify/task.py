@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import FaultSide, OperatingPoint, Status
+from device_agent.protocol import Energy, EnergySpec, FaultSide, OperatingPoint, Outcome, Status
+from farm.campaign.verify import objectives
 from farm.campaign.verify.programs import Failure, Program, RecordKey
 from farm.crew.coroutines import until
 from farm.errors import InternalError
+from farm.points.values import Objective
 from farm.search.families import rule
 from farm.selection.decision import Decision
 from farm.selection.rounds import MAX_TIMEOUTS, Contest
@@ -68,9 +70,14 @@ class VerificationTask:
         self.of_type = next(each for each in order.types if each.board_type == key.board_type)
         self.programs: dict[str, Program] = {}
         self.contest = Contest(order.search.seed, rule)
+        # How many times the fastest candidate's latency the deadline allows.
+        self.slack = self._limit_s = math.inf
         self.incumbent: Record | None = None
+        self._energies: dict[str, list[Energy]] = defaultdict(list)
+        self._is_by_latency, self._deadline_s = rule.objective is Objective.LATENCY, order.deadline_s
         self._campaign, self._rule, self._top, self._note = campaign, rule, verify_top, note
-        self._seed, self._repeat_alone = order.search.seed, order.measure.repeat_alone
+        # A trial says nothing of energy.
+        self._seed, self._repeat_alone = order.search.seed, order.measure.repeat_alone or not self._is_by_latency
         # The baseline, where a family planned it: the workload's schedule without a record. Where no family serves,
         # that is untuned code.
         self._first = ""
@@ -103,7 +110,10 @@ class VerificationTask:
         `trials` are earlier measurements of verification. Candidates that were compared with the incumbent under equal
         conditions are left out.
         """
-        rounds = read_rounds(trials)
+        rounds = read_rounds(trials, self._rule.objective)
+        for row in trials:
+            if row.get("outcome"):
+                self.take_energy(row["candidate"], Outcome.from_dict(row["outcome"]))
         blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
         timeouts = Counter(row["candidate"] for row in blamed if row["status"] == Status.RUN_TIMEOUT)
         failed = {
@@ -112,11 +122,21 @@ class VerificationTask:
             if row["status"] != Status.RUN_TIMEOUT or timeouts[row["candidate"]] >= MAX_TIMEOUTS
         }
         self.incumbent = incumbent
-        self.contest = Contest(self._seed, self._rule, rounds, lambda name, why: self._note(self.programs[name], why))
+        self._known_s = {each.candidate: each.median_s for each in known if each.median_s is not None}
+        self._limit_s = max(1.0, self.slack) * min(self._known_s.values(), default=math.inf)
+
+        def note(name: str, why: str) -> None:
+            self._note(self.programs[name], why)
+
+        self.contest = Contest(self._seed, self._rule, rounds, note, self._limit_s)
         self.contest.failed.update(failed)
         evidence = (incumbent.evidence if incumbent is not None else None) or {}
+        if (evidence.get("objective", "latency"), evidence.get("deadline_s")) != (
+            self._rule.objective,
+            self._deadline_s,
+        ):
+            evidence = {}  # what it was compared by does not count here
         self._settled = frozenset(map(str, evidence.get("settled", ())))
-        self._known_s = {each.candidate: each.median_s for each in known if each.median_s is not None}
         good = sorted(
             (each for each in known if each.candidate in self._known_s),
             key=lambda each: (self._known_s[each.candidate], each.candidate),
@@ -246,10 +266,28 @@ class VerificationTask:
         if program.comparison is None:
             return TaskResult(reason=f"{found.winner} won and was not checked")
         settled = {"settled": sorted({found.winner, *found.rivals, *self._settled})}
-        evidence = {"campaign": self._campaign, **found.evidence, **settled}
+        evidence = {"campaign": self._campaign, **found.evidence, **self._describe_goal(found.winner), **settled}
         record = self._make_record(program, found.median_s, evidence)
         compared = frozenset({found.winner, *found.rivals})
         return TaskResult(record, found.held, found.tied, "", found.contradictions, compared=compared)
+
+    def plan_window(self, name: str) -> EnergySpec | None:
+        """Plan how a candidate's energy is measured next; None where latency decides."""
+        return None if self._is_by_latency else objectives.plan_window(self._energies[name])
+
+    def take_energy(self, name: str, outcome: Outcome) -> float | None:
+        """Take in a candidate's energy; return J a call, None where there is none."""
+        if self._is_by_latency or outcome.energy is None:
+            return None
+        self._energies[name].append(outcome.energy)
+        return outcome.energy.per_call_j
+
+    def _describe_goal(self, winner: str) -> dict[str, Any]:
+        if self._is_by_latency:
+            return {}
+        about = objectives.describe_energy(self._energies[winner])
+        limit_s = self._limit_s if math.isfinite(self._limit_s) else None
+        return about | {"deadline_s": self._deadline_s, "limit_s": limit_s}
 
     @property
     def _decision(self) -> Decision:
@@ -288,15 +326,17 @@ def _join(failed: Mapping[str, str]) -> str:
     return "all its candidates failed: " + "; ".join(f"{name} {reason}" for name, reason in sorted(failed.items()))
 
 
-def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:
+def read_rounds(rows: Iterable[Mapping[str, Any]], objective: Objective = Objective.LATENCY) -> list[Round]:
     """Rebuild a task's rounds from the rows of its verification trials: an attempt is a round."""
     rounds: dict[int, Round] = {}
     for row in rows:
-        if row["median_s"] is not None:
+        found = Outcome.from_dict(row["outcome"]).energy if row.get("outcome") else None
+        energy_j = {} if found is None or found.per_call_j is None else {row["candidate"]: found.per_call_j}
+        if row["median_s"] is not None and (energy_j or objective is Objective.LATENCY):
             latency_s = {row["candidate"]: float(row["median_s"])}
             if (known := rounds.get(row["attempt"])) is not None:
-                latency_s = {**known.latency_s, **latency_s}
-            rounds[row["attempt"]] = Round(int(row["attempt"]), str(row["board"]), latency_s)
+                latency_s, energy_j = {**known.latency_s, **latency_s}, {**known.energy_j, **energy_j}
+            rounds[row["attempt"]] = Round(int(row["attempt"]), str(row["board"]), latency_s, energy_j)
     return [rounds[number] for number in sorted(rounds)]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.plan_estimate import Allowance, plan_allowance
-from farm.campaign.verify import programs
+from farm.campaign.verify import objectives, programs
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal, VerificationResult
 from farm.campaign.verify.programs import (
@@ -33,6 +33,7 @@ from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
 from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
+from farm.points.values import Objective
 from farm.search import gpus
 from farm.selection.rounds import RoundRun
 from farm.selection.tie import TieRule
@@ -83,7 +84,7 @@ class Verification:
         self._count_fault = count_fault
         self.rests = rests
         self._campaign, self._order, self._settings = campaign, order, settings
-        rule = rule or TieRule()
+        rule = dataclasses.replace(rule or TieRule(), objective=Objective(order.objective))
         self._allowance = Allowance(order.measure.verify_top, rule.looks)
         if trials is not None:
             self._allowance = plan_allowance(trials, order.measure.verify_top, rule.looks)
@@ -99,6 +100,7 @@ class Verification:
             for row in rows
             if row["status"] == Status.WRONG_RESULT
         }
+        self._slacks = objectives.Slacks(order, self._journal)
         self._pending: list[RecordKey] = []
         self._active: dict[RecordKey, VerificationTask] = {}
         self._results: dict[RecordKey, TaskResult] = {}
@@ -189,6 +191,7 @@ class Verification:
         task = self._active[key] = VerificationTask(
             key, self._campaign, self._order, self._workloads[key.place], self._allowance.top, self._rule, note
         )
+        task.slack = self._slacks.find(key)
         trials = self._trials.pop(key, [])
         result = task.choose(self._journal.fetch_known(key), self._journal.find_record(key), trials)
         if result is None:
@@ -198,6 +201,10 @@ class Verification:
             result = TaskResult(held=True, reason="a faster record came from elsewhere meanwhile")
         for said in result.contradictions:
             self._journal.event("boards_disagree", key, task.name, said)
+        replaced = ((result.record and result.record.evidence) or {}).get("replaced")
+        if replaced and replaced["objective"] != self._rule.objective:
+            said = f"its record, chosen by {replaced['objective']}, is replaced by one chosen by {self._rule.objective}"
+            self._journal.event("record_replaced", key, task.name, said)
         if result.record is None and not result.held:
             self._journal.event("no_winner", key, task.name, result.reason)
         self._results[key] = result
@@ -279,7 +286,8 @@ class Verification:
                     program = task.programs[run.left.pop(0)]
                     if program.library is None:
                         raise InternalError(f"{program.candidate} is measured before it was built")
-                    spec = programs.to_measure_spec(program, self._order, task.of_type)
+                    window = task.plan_window(program.candidate or "")
+                    spec = programs.to_measure_spec(program, self._order, task.of_type, window)
                     request = MeasureWanted(board.name, task.point, spec, program.library)
                     asked.append((program, self._outbox.ask(request)))
                 program, request = asked[0]
@@ -298,7 +306,8 @@ class Verification:
             self._count_fault(side)
         self.measured, self.measured_s = self.measured + 1, self.measured_s + board_s
         median_s = self._journal.write_measurement(task.key, program, run.number, outcome, board_s)
-        task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s)
+        energy_j = task.take_energy(program.candidate or "", outcome)
+        task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s, energy_j)
 
     def _find_target(self, program: Program) -> Mapping[str, Any]:
         """Return a program's target: an unscheduled function, the reference, runs on no GPU."""

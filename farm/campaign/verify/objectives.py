@@ -1,0 +1,93 @@
+"""What a campaign's objective asks of finalists: energy in windows that last until the interval is narrow, and the
+share of a deadline that a workload's candidates have.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import Energy, EnergySpec
+from farm.campaign.verify.journal import VerificationJournal
+from farm.campaign.verify.programs import RecordKey
+from farm.types.campaigns import Order, TypeOrder
+
+# Half of the 95 % interval that is aimed at, relative to the energy.
+PRECISION = 0.02
+# The first window, in values of the slowest sensor, the most that follow, and the longest window in seconds.
+_UPDATES, _MOST_UPDATES, _LIMIT_S = 20, 2000, 10.0
+
+
+def find_half_width(energy: Energy) -> float:
+    """Return half of the energy's interval relative to it; infinite without one."""
+    if energy.per_call_j is None or energy.per_call_ci_j is None or energy.per_call_j <= 0:
+        return math.inf
+    low_j, high_j = energy.per_call_ci_j
+    return (high_j - low_j) / 2 / energy.per_call_j
+
+
+def plan_window(seen: Sequence[Energy]) -> EnergySpec:
+    """Plan a candidate's next window from its earlier ones: as long as its interval needs, by the square root of the
+    number of values, within the limit.
+    """
+    updates = _UPDATES
+    if seen and (width := find_half_width(seen[-1])) < math.inf and seen[-1].busy.total is not None:
+        updates = round(seen[-1].busy.total.updates * max(1.0, width / PRECISION) ** 2)
+    return EnergySpec(min_updates=min(max(updates, _UPDATES), _MOST_UPDATES), limit_s=_LIMIT_S, idle_s=0.0)
+
+
+def describe_energy(seen: Sequence[Energy]) -> dict[str, Any]:
+    """Describe a record's energy: the median of its windows, and their median interval, in J a call."""
+    known = [each for each in seen if each.per_call_j is not None and each.per_call_ci_j is not None]
+    if not known:
+        return {"energy_j": None, "energy_ci_j": None, "energy_note": "no energy was measured"}
+    width = min(map(find_half_width, known))
+    low_j, high_j = (statistics.median((each.per_call_ci_j or (0.0, 0.0))[side] for each in known) for side in (0, 1))
+    note = ""
+    if width > PRECISION:
+        note = f"the interval is +-{width:.1%}: {_LIMIT_S:g} s of sampling do not reach {PRECISION:.0%}"
+    return {
+        "energy_j": statistics.median(each.per_call_j or 0.0 for each in known),
+        "energy_ci_j": [low_j, high_j],
+        "energy_note": note,
+    }
+
+
+class Slacks:
+    """How many times its fastest candidate's latency a candidate may take, by the campaign's deadline of a model."""
+
+    def __init__(self, order: Order, journal: VerificationJournal) -> None:
+        self._order, self._journal = order, journal
+        self._found: dict[tuple[str, str], float] = {}
+
+    def find(self, key: RecordKey) -> float:
+        """Find it for a task: infinite without a deadline, below 1 where it cannot be met, which is an event."""
+        place, order = (key.board_type, key.point), self._order
+        if order.deadline_s is None:
+            return math.inf
+        if place not in self._found:
+            of_type = next(each for each in order.types if each.board_type == key.board_type)
+            fastest_s = {}
+            for each in of_type.workloads:
+                known = self._journal.fetch_known(key._replace(workload=each.hash))
+                fastest_s[each.hash] = min((one.median_s for one in known if one.median_s is not None), default=0.0)
+            slack = find_slack(of_type, [each.name for each in order.models], fastest_s, order.deadline_s)
+            if slack < 1:
+                said = f"at {key.point} the fastest candidates together take {1 / slack:.2f} times the deadline"
+                self._journal.note("deadline_missed", f"{order.name} on {key.board_type}", said)
+            self._found[place] = slack
+        return self._found[place]
+
+
+def find_slack(of_type: TypeOrder, models: Sequence[str], fastest_s: Mapping[str, float], deadline_s: float) -> float:
+    """Return how many times its fastest candidate's latency a workload may take: the deadline over the sum of the
+    fastest, for the model with the least room. Below 1: the deadline cannot be met.
+    """
+    sums = []
+    for model in models:
+        mine = [each for each in of_type.workloads if model in each.models and each.hash in fastest_s]
+        calls = [dict(zip(each.models, each.calls, strict=False)).get(model, each.weight) for each in mine]
+        sums.append(math.fsum(count * fastest_s[each.hash] for count, each in zip(calls, mine, strict=True)))
+    return deadline_s / max(sums) if any(sums) else math.inf
