@@ -96,7 +96,9 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
         for _ in range(_TIMES):
             began = time.perf_counter()
             spec = RunSpec(Engine.RELAX_VM, limits=Limits(memory_bytes=8 << 30))
-            program = Execution(dataclasses.replace(emulator, tasks=threads, kept=None), spec, compiled.library, values)
+            program = Execution(
+                dataclasses.replace(emulator, tasks=threads, kept=None), spec, compiled.library, [values]
+            )
             outputs = collect(program.run())
             took_s.append(time.perf_counter() - began)
             seen.append(tuple(program.count()))

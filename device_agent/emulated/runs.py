@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 import os
 import struct
@@ -156,15 +157,16 @@ class Candidate:
 
 
 class Execution:
-    """A kernel or a model on given arrays; runs only if its outputs or cost are not cached."""
+    """A kernel or a model on the arrays of each inference in turn; one runs only if its outputs or cost are not cached."""
 
-    def __init__(self, emulator: Emulator, spec: RunSpec, program: bytes, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, emulator: Emulator, spec: RunSpec, program: bytes, arrays: Sequence[Mapping[str, Any]]) -> None:
         self._emulator, self._spec, self._program, self._arrays = emulator, spec, program, arrays
         self._loaded: Kernel | Model | None = None
         digest = hashlib.sha256(f"{spec.engine} {spec.entry}".encode() + program)
-        for name, each in arrays.items():
+        for name, each in arrays[0].items():
             digest.update(f"{name} {each.shape} {each.dtype}".encode() + each.tobytes())
-        self._path = emulator.kept / f"{digest.hexdigest()}.npz" if emulator.kept else None
+        kept = emulator.kept if len(arrays) == 1 else None
+        self._path = kept / f"{digest.hexdigest()}.npz" if kept else None
 
     def run(self) -> Any:
         """Return its result. Raises LoadError, EmulatorError, ProgramError, OverrunError."""
@@ -198,8 +200,10 @@ class Execution:
 
     def _run(self) -> Any:
         if self._loaded is None:
-            kind = Model if self._spec.engine is Engine.RELAX_VM else Kernel
-            self._loaded = kind(self._emulator, self._spec, self._program, self._arrays)
+            if self._spec.engine is Engine.RELAX_VM:
+                self._loaded = Model(self._emulator, self._spec, self._program, self._arrays)
+            else:
+                self._loaded = Kernel(self._emulator, self._spec, self._program, self._arrays[0])
         result = self._loaded.run()
         self._keep(collect(result))
         return result
@@ -255,7 +259,7 @@ class Kernel:
 class Model:
     """A whole model: TVM's virtual machine runs its program, the emulator each function that it calls."""
 
-    def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Sequence[Mapping[str, Any]]) -> None:
         """Raises LoadError, EmulatorError."""
         import tvm.runtime
         import tvm_ffi
@@ -276,10 +280,13 @@ class Model:
             self._function = VirtualMachine(module, tvm.runtime.cpu())[spec.entry]
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             raise LoadError(f"the program has no function {spec.entry!r}: {error}") from error
-        self._inputs = [tvm.runtime.tensor(each, tvm.runtime.cpu()) for each in arrays.values()]
+        self._feeds = itertools.cycle(arrays)
+        self._inputs = [tvm.runtime.tensor(each, tvm.runtime.cpu()) for each in arrays[0].values()]
 
     def run(self) -> Any:
         self._gathered = []
+        for tensor, each in zip(self._inputs, next(self._feeds).values(), strict=True):
+            tensor.copyfrom(each)
         result = self._function(*self._inputs)
         self.segments = [each for _, run in self._gathered for each in run.segments]
         return result

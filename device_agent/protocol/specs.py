@@ -208,7 +208,8 @@ class RunSpec(Message):
 
     `device` is `cpu` or `gpu`; inputs and outputs are in CPU memory either way. `per_layer` adds the time of each
     function to the details, for Relax VM programs on the CPU. `instances` processes of a CPU program run at once, each
-    with `limits` and its share of the cores; the samples are the first one's.
+    with `limits` and its share of the cores; the samples are the first one's. The arrays hold `stacked` inputs along a
+    new first axis: a Relax VM program runs each once, and the outputs are stacked likewise.
     """
 
     engine: Engine
@@ -219,13 +220,14 @@ class RunSpec(Message):
     return_outputs: bool = True
     per_layer: bool = False
     instances: int = 1
+    stacked: int = 1
     limits: Limits = dataclasses.field(default_factory=Limits)
     max_spread: float | None = None
     start: StartConditions | None = None
     energy: EnergySpec | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "runs", "instances")
+        require_positive(self, "runs", "instances", "stacked")
         if self.warmup < 0:
             raise ProtocolError("RunSpec.warmup must be >= 0")
         if self.device not in (CPU, GPU):
@@ -236,3 +238,5 @@ class RunSpec(Message):
             raise ProtocolError(f"the engine {self.engine} runs on the GPU alone")
         if self.device == GPU and self.instances > 1:
             raise ProtocolError("a GPU runs one instance at a time")
+        if self.stacked > 1 and (self.engine, self.runs, self.warmup, self.instances) != (Engine.RELAX_VM, 1, 0, 1):
+            raise ProtocolError("a Relax VM program runs stacked inputs once each, in one instance")

@@ -79,14 +79,14 @@ def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: s
     if isinstance(spec, MeasureSpec):
         how = [spec.arguments, spec.entry, spec.cold_weights]
     else:
-        how = [str(spec.engine), spec.entry, [_list_forms(arrays) for arrays in given]]
+        how = [str(spec.engine), spec.entry, [_list_forms(arrays, spec.stacked) for arrays in given]]
     if spec.device == GPU:
         how += [GPU, gpu]
     return work.make_key(repr(how), cores, program)
 
 
-def _list_forms(arrays: bytes) -> Any:
-    """Shape and type of every array in an .npz; the raw bytes of anything else, which the worker will report."""
+def _list_forms(arrays: bytes, stacked: int) -> Any:
+    """Shape and type of one inference's arrays in an .npz; the raw bytes of anything else, which the worker will report."""
     forms = []
     try:
         with zipfile.ZipFile(io.BytesIO(arrays)) as archive:
@@ -99,7 +99,7 @@ def _list_forms(arrays: bytes) -> Any:
                         else np.lib.format.read_array_header_2_0
                     )
                     shape, _, dtype = read(stream)
-                    forms.append((shape, str(dtype)))
+                    forms.append((shape[stacked > 1 :], str(dtype)))
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError):
         return arrays
     return forms

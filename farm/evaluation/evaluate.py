@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.running import read_energy
 from farm.artifacts.runtime import InputError, boxes, tasks
 from farm.artifacts.runtime.inputs import read_arrays
-from farm.artifacts.runtime.lengths import fit
+from farm.artifacts.runtime.lengths import Fitted, fit
 from farm.artifacts.timing import Variant, describe_runs, ordered, time_in_turns
 from farm.crew.visits import plan_window
 from farm.errors import UsageError
@@ -29,12 +32,14 @@ METRICS = {CLASSIFY: (TOP1, TOP5), DETECT: (MAP50, MAP), datasets.ERROR: (OFF,)}
 # Detectors are scored by all but their least sure boxes, as COCO's evaluation is.
 _LEAST_SCORE = 0.001
 _WINDOW_S = 2.0
-# Every so many examples the progress is said.
-_SAID_EVERY = 50
+# A message to the board has at most so many inputs, as many bytes, and takes this share of the time limit.
+_MOST, _MOST_BYTES, _SHARE = 256, 32 << 20, 0.25
+# Each message may have so many times as many inputs as the one before, whose time is known.
+_GROWTH = 8
 
 Say = Callable[[str], None]
-# Outputs of one inference, by the model's input names.
-Run = Callable[[Mapping[str, Any]], list[Any]]
+# Outputs of inferences on inputs by the model's names.
+Run = Callable[[Sequence[Mapping[str, Any]]], list[list[Any]]]
 
 
 @dataclasses.dataclass
@@ -169,7 +174,10 @@ def score(
 ) -> Scorer:
     """Run all examples through the variants, and through ONNX Runtime where there is a `source`."""
     about = next(iter(variants.values())).manifest
-    runs: dict[str, Run] = {REFERENCE: open_reference(source)} if source is not None else {}
+    runs: dict[str, Run] = {}
+    if source is not None:
+        reference = open_reference(source)
+        runs[REFERENCE] = lambda inputs: [reference(each) for each in inputs]
     runs |= {name: open_artifact(each, board) for name, each in variants.items()}
     return Scorer(task, examples, run_examples(about, runs, examples, task, say))
 
@@ -177,22 +185,31 @@ def score(
 def run_examples(
     about: Any, runs: Mapping[str, Run], examples: Sequence[Example], task: str, say: Say
 ) -> dict[str, Results]:
-    """Run every example through every program, in turns."""
+    """Run every example through every program, in turns after as many examples as a message holds."""
     results = {name: Results(task) for name in runs}
     names = [each.name for each in about.outputs]
-    for number, example in enumerate(examples):
-        inputs, scale = read_example(about, example)
-        wanted = _read_expected(about, example) if task == datasets.ERROR else None
+    size = _count_most(about)
+    for begin in range(0, len(examples), size):
+        now = examples[begin : begin + size]
+        read = [read_example(about, example) for example in now]
+        expected = [_read_expected(about, example) if task == datasets.ERROR else None for example in now]
         for name, run in runs.items():
-            outputs = run(inputs)
-            # The reference comes first.
-            wanted = wanted or outputs
-            results[name].values.append(_score(task, about.task, names, outputs, wanted, example, scale))
-            best = tasks.find(dict(zip(names, outputs, strict=True)), about.task, (), 1, scale)[:1]
-            results[name].best.append((best[0]["class"], best[0]["share"]) if best else None)
-        if (number + 1) % _SAID_EVERY == 0:
-            say(f"{about.name}: {number + 1} of {len(examples)} examples")
+            for at, outputs in enumerate(run([inputs for inputs, _ in read])):
+                # The reference comes first.
+                wanted, scale = expected[at] or outputs, read[at][1]
+                expected[at] = wanted
+                results[name].values.append(_score(task, about.task, names, outputs, wanted, now[at], scale))
+                best = tasks.find(dict(zip(names, outputs, strict=True)), about.task, (), 1, scale)[:1]
+                results[name].best.append((best[0]["class"], best[0]["share"]) if best else None)
+        say(f"{about.name}: {begin + len(now)} of {len(examples)} examples")
     return results
+
+
+def _count_most(about: Any) -> int:
+    """Return how many inputs with their outputs a message may hold."""
+    tensors = [*about.inputs, *about.outputs]
+    size = sum(np.dtype(each.dtype).itemsize * math.prod(each.shape) for each in tensors)
+    return int(np.clip(_MOST_BYTES // max(1, size), 1, _MOST))
 
 
 def _score(
@@ -233,15 +250,31 @@ def open_artifact(artifact: Artifact, board: HeldForModels) -> Run:
     manifest = artifact.manifest
     board.require_fit(manifest)
     called, libraries = manifest.to_runtime(), dict[str, bytes]()
-    spec = RunSpec(Engine.RELAX_VM, device=manifest.device, limits=board.limits(manifest.threads))
+    limits, most = board.limits(manifest.threads), 1
 
-    def run(inputs: Mapping[str, Any]) -> list[Any]:
-        fitted = fit(called, inputs)
-        if fitted.library not in libraries:
-            libraries[fitted.library] = artifact.read_file(fitted.library)
-        outcome, outputs = board.run(spec, libraries[fitted.library], ordered(fitted.inputs))
+    def run_some(waiting: Sequence[Fitted]) -> Iterator[list[Any]]:
+        spec = RunSpec(Engine.RELAX_VM, device=manifest.device, stacked=len(waiting), limits=limits)
+        library, feeds = waiting[0].library, [ordered(each.inputs) for each in waiting]
+        if library not in libraries:
+            libraries[library] = artifact.read_file(library)
+        stacked = {name: np.stack([each[name] for each in feeds]) for name in feeds[0]} if feeds[1:] else feeds[0]
+        outcome, outputs = board.run(spec, libraries[library], stacked)
         require_ok(outcome, manifest.name, board.name)
-        return list(fitted.crop([np.asarray(each) for each in outputs.values()]))
+        found = [np.asarray(each) for each in outputs.values()]
+        for at, each in enumerate(waiting):
+            yield each.crop([array[at] for array in found] if feeds[1:] else found)
+
+    def run(inputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+        nonlocal most
+        found: list[list[Any]] = []
+        for _, group in itertools.groupby((fit(called, each) for each in inputs), lambda each: each.library):
+            waiting = list(group)
+            while waiting:
+                began_s, count = time.monotonic(), min(most, len(waiting))
+                found += run_some(waiting[:count])
+                allowed = _SHARE * limits.timeout_s * count / (time.monotonic() - began_s)
+                waiting, most = waiting[count:], int(np.clip(allowed, 1, max(most, _GROWTH * count)))
+        return found
 
     return run
 

@@ -371,7 +371,9 @@ def test_a_later_core_has_its_own_instructions(
     with Rig() as rig:
         runs = [rig.start_emulator(natives, load_board_types()[name].clusters) for name in (board_type, "jetson-nano")]
         own, other = (
-            Execution(dataclasses.replace(each, tasks=1, kept=None), RunSpec(Engine.RELAX_VM), compiled.library, values)
+            Execution(
+                dataclasses.replace(each, tasks=1, kept=None), RunSpec(Engine.RELAX_VM), compiled.library, [values]
+            )
             for each in runs
             if each is not None
         )
