@@ -157,7 +157,7 @@ class Candidate:
 
 
 class Execution:
-    """A kernel or a model on the arrays of each inference in turn; one runs only if its outputs or cost are not cached."""
+    """A kernel or a model on the arrays of each inference in turn; runs only if its outputs or cost are not cached."""
 
     def __init__(self, emulator: Emulator, spec: RunSpec, program: bytes, arrays: Sequence[Mapping[str, Any]]) -> None:
         self._emulator, self._spec, self._program, self._arrays = emulator, spec, program, arrays

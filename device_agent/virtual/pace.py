@@ -86,7 +86,7 @@ def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: s
 
 
 def _list_forms(arrays: bytes, stacked: int) -> Any:
-    """Shape and type of one inference's arrays in an .npz; the raw bytes of anything else, which the worker will report."""
+    """Shape and type of one inference's arrays in an .npz; the raw bytes of anything else, which workers report."""
     forms = []
     try:
         with zipfile.ZipFile(io.BytesIO(arrays)) as archive:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import Engine, Limits, RunSpec, Status
+from device_agent.protocol import Engine, Limits, ProtocolError, RunSpec, Status
 from tests.integration import candidates
 from tests.integration.conftest import Board
 
@@ -103,3 +103,15 @@ def test_a_crashing_model_is_an_outcome(board: Board, bad: bytes, relax_model: b
     assert outcome.status is Status.RUN_TIMEOUT
     outcome, _ = board.run_model(RunSpec(Engine.RELAX_VM), relax_model, {"arg_000": random_array(4, 8)})
     assert outcome.status is Status.OK
+
+
+def test_stacked_inputs_run_once_each(board: Board, relax_model: bytes) -> None:
+    """Outputs lie in the order of the inputs, one sample each; a worker takes no other number and no other engine."""
+    x = random_array(5, 4, 8)
+    outcome, outputs = board.run_model(RunSpec(Engine.RELAX_VM, stacked=5), relax_model, {"arg_000": x})
+    assert (outcome.status, len(outcome.latency_s)) == (Status.OK, 5), outcome.message
+    np.testing.assert_allclose(outputs[0], x @ candidates.relax_weights(), rtol=1e-5, atol=1e-6)
+    outcome, _ = board.run_model(RunSpec(Engine.RELAX_VM, stacked=4), relax_model, {"arg_000": x})
+    assert (outcome.status, "not 4 along" in outcome.message) == (Status.FARM_ERROR, True)
+    with pytest.raises(ProtocolError, match="stacked inputs"):
+        RunSpec(Engine.ONNXRUNTIME, stacked=2)
