@@ -81,7 +81,7 @@ def list_results(
                 ours and ours.precision,
                 ours and f"{ours.median_s * 1e3:.3f}",
                 ours and f"{ours.fps:,.1f}",
-                ", ".join(other.code for other in figures[1:]),
+                ", ".join(other.precision if other.code == results.OURS else other.code for other in figures[1:]),
                 each.by,
                 format_minute(each.recorded_at),
             )
@@ -103,7 +103,8 @@ def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", batter
     priced = [{"per_million": costs.price(each), "per_battery": costs.count(each)} for each in figures]
     yield {**found._asdict(), "currency": costs.currency, "costs": priced}
     heads = ["Code", "Precision", "Batch", "Latency (ms)", "95 % CI", "FPS", "Energy (mJ)", "Size"]
-    heads += [name for name in results.SCORES if any(name in each.scores for each in figures)]
+    scored = [name for name in results.SCORES if any(name in each.scores for each in figures)]
+    heads += [results.SCORES[name] for name in scored]
     heads += [f"{costs.currency} per million"] * bool(costs.currency) + ["Per battery"] * (costs.battery_j is not None)
     rows: list[tuple[Any, ...]] = []
     for each in figures:
@@ -112,7 +113,7 @@ def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", batter
         row += [f"{each.low_s * 1e3:.3f} – {each.high_s * 1e3:.3f}", f"{each.fps:,.1f}"]
         row += [None if each.energy_j is None else format_number(each.energy_j * 1e3)]
         row += [None if each.size is None else format_bytes(each.size)]
-        row += [f"{each.scores[name]:.4g}" if name in each.scores else None for name in heads if name in results.SCORES]
+        row += [results.say_score(name, each.scores[name]) if name in each.scores else None for name in scored]
         row += [None if price is None else f"{price:,.2f}"] * bool(costs.currency)
         row += [None if count is None else f"{count:,.0f}"] * (costs.battery_j is not None)
         rows.append(tuple(row))
@@ -192,7 +193,7 @@ def show_matrix(
         return
     heads, rows = matrix.list_columns(cells, costs)
     left = [heads.index(each) for each in ("Model", "Precision", "Board", "Best rival") if each in heads]
-    spare = ("Batch", "Best rival", "FPS", "Precision")
+    spare = [each for each in ("Batch", "Best rival", "FPS", "Precision") if each in heads]
     tables.print_table(heads, rows, left=left, spare=spare, empty="no results yet; `farm model bench MODEL` makes one")
     output.say(*(f"{kind}: {shlex.quote(path)}" for kind, path in paths.items()))
 

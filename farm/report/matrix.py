@@ -12,7 +12,7 @@ from pathlib import Path
 from farm import foreign, units
 from farm.report import charts, drawing, pages
 from farm.report.charts import Chart, ChartAxis, Marks, Panel, Reference
-from farm.report.results import OURS, SCORES, Costs, Figure, list_figures
+from farm.report.results import OURS, SCORES, Costs, Figure, list_figures, say_score
 from farm.store.results import StoredResult
 
 # Programs that are no other engine: untuned TVM, a baseline of ours, and ours without records.
@@ -92,7 +92,10 @@ def list_columns(cells: Sequence[MatrixCell], costs: Costs) -> tuple[list[str], 
         "Latency (ms)": [f"{each.figure.median_s * 1e3:.3f}" for each in cells],
         "FPS": [f"{each.figure.fps:,.1f}" for each in cells],
         "Energy (mJ)": [_milli(each.figure.energy_j) for each in cells],
-        **{name: [f"{each.scores[name]:.4g}" if name in each.scores else None for each in cells] for name in SCORES},
+        **{
+            head: [say_score(name, each.scores[name]) if name in each.scores else None for each in cells]
+            for name, head in SCORES.items()
+        },
         f"{costs.currency} per million": [_say(costs.price(each.figure), ",.2f") for each in cells],
         "Per battery": [_say(costs.count(each.figure), ",.0f") for each in cells],
     }

@@ -12,8 +12,8 @@ from farm.store.results import StoredResult
 from farm.values import BENCH, EVALUATE
 
 OURS = "tvm-farm"
-# Scores in the order of their columns: shares of 1, except errors.
-SCORES = ("top1", "top5", "map50", "map", "error")
+# Scores with their headings, in the order of their columns: shares of 1, shown in percent, except errors.
+SCORES = {"top1": "Top 1 (%)", "top5": "Top 5 (%)", "map50": "mAP 50 (%)", "map": "mAP (%)", "error": "Error"}
 _PRICE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{3})\s*")
 _BATTERY = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(Wh|kWh|J|kJ)\s*")
 _JOULES = {"Wh": 3600.0, "kWh": 3.6e6, "J": 1.0, "kJ": 1e3}
@@ -38,6 +38,11 @@ class Figure:
     def fps(self) -> float:
         """Inferences per second."""
         return self.batch / self.median_s
+
+
+def say_score(name: str, value: float) -> str:
+    """Return a score for people."""
+    return f"{value:.2g}" if name == "error" else f"{value:.1%}".removesuffix("%")
 
 
 def list_figures(result: StoredResult) -> list[Figure]:

@@ -98,6 +98,14 @@ def test_the_matrix_has_the_newest_result_with_a_rival(tmp_path: pathlib.Path) -
     assert set(paths) == {"csv", "markdown", "page", "matrix"}
 
 
+def test_columns_without_a_value_are_left_out() -> None:
+    """A bare run has no rival, gain, energy or score; every row has a text or None for each heading."""
+    heads, rows = matrix.list_columns(matrix.make_matrix([make_run(1, 0.01)]), results.Costs())
+    assert heads == ["Model", "Precision", "Batch", "Board", "Latency (ms)", "FPS"]
+    assert [len(row) for row in rows] == [6]
+    assert matrix.plan_chart(matrix.make_matrix([make_run(1, 0.01)])) is None
+
+
 def test_scores_of_an_evaluation_are_in_the_matrix() -> None:
     """An evaluation of the same model, board and precision adds its scores to the cell of a comparison."""
     row = {"precision": "float32", **make_row("tvm-farm", 0.01), "scores": {"top1": 0.75, "top5": None}}
