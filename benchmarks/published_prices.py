@@ -141,7 +141,7 @@ def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> l
         recording = _recorded.record(job, _emulated.require_wheels(), caches, processor)
         _machine.say(f"{name} on {processor}: {recording.instructions / 1e6:.0f} million instructions")
         for pair, core in enumerate(names):
-            stretches = _recorded.summarise(recording, pair, cores[core])
+            stretches = recording.summarise(pair, cores[core])
             for board in BOARDS:
                 if board.core == core:
                     at = MODELS.index(name)

