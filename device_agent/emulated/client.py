@@ -118,15 +118,22 @@ class Emulation:
         return Placed(offset, tuple(map(int, shape)), array)
 
     def call(
-        self, entry: str, tensors: Sequence[Placed], cap: int, warm: Sequence[int] = (), *, first_only: bool = False
+        self,
+        entry: str,
+        tensors: Sequence[Placed],
+        cap: int,
+        warm: Sequence[int] = (),
+        *,
+        first_only: bool = False,
+        counted: bool = True,
     ) -> Run:
         """Call a function. `warm` lists the tensors already in L2.
 
         `first_only`: run the first task of each parallel region and assume that the others cost the same; outputs are
-        then incomplete. Raises ProgramError, EmulatorError.
+        then incomplete. Not `counted`, it has no segments and takes less time. Raises ProgramError, EmulatorError.
         """
         order: dict[str, Any] = {"entry": entry, "tensors": [each.order for each in tensors]}
-        order |= {"cap": cap, "warm": list(warm), "first_only": first_only}
+        order |= {"cap": cap, "warm": list(warm), "first_only": first_only, "counted": counted}
         try:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
             answer = self._receive()

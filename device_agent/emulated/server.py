@@ -114,16 +114,20 @@ class _Held:
         self._estimator = Estimator(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Call a function; return its outcome and cost."""
+        """Call a function; return its outcome, and its cost if that is `counted`."""
         tensors = [Tensor(each[0], tuple(each[1]), each[2], each[3]) for each in order["tensors"]]
         watching = threading.Thread(target=self._watch, args=(order, tensors))
-        watching.start()
+        if order["counted"]:
+            watching.start()
         try:
             instructions = self.machine.call(order["entry"], tensors, order["cap"], first_only=order["first_only"])
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
         finally:
-            watching.join()
+            if order["counted"]:
+                watching.join()
+        if not order["counted"]:
+            return {"status": "ok", "instructions": instructions, "segments": []}
         misses = self._extrapolate()
         most_lines = self._count_lines(tensors, order["warm"])
         segments = self._estimator.estimate(

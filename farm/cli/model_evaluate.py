@@ -85,7 +85,7 @@ def evaluate(
 
     def calibrate() -> Any:
         found = given_model.read_calibration(str(calibration or data), opened.inputs, _CALIBRATED, facts.task)
-        return found[:_CALIBRATED]
+        return found[:: -(-len(found) // _CALIBRATED)]
 
     settings = farm_settings.load()
     with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-evaluate-") as scratch:

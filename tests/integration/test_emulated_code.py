@@ -405,5 +405,12 @@ def test_a_whole_model_runs_in_the_emulator(
     [got] = outputs.values()
     assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
     assert 10e-6 < float(np.median(outcome.latency_s)) < 1e-3
+    stacked = {key: np.stack([each, np.zeros_like(each), each]) for key, each in values.items()}
+    spec = RunSpec(Engine.RELAX_VM, stacked=3, limits=Limits(threads=4))
+    outcome, outputs = board.run_model(spec, compiled.library, stacked)
+    assert (outcome.status, len(outcome.latency_s)) == (Status.OK, 3), outcome.message
+    [(first, other, last)] = outputs.values()
+    np.testing.assert_array_equal(np.stack([first, last]), np.stack([got, got]))
+    assert not np.array_equal(first, other)
     if weights != "float32":
         assert any(dtype == "bfloat16" for each in compiled.served for _, dtype in each.workload.arguments)
