@@ -59,6 +59,8 @@ class Timed:
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    # By round and variant, in J an inference, where it was measured.
+    energies: dict[tuple[int, str], float] = dataclasses.field(default_factory=dict)
     compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
     details: dict[str, list[RunDetails]] = dataclasses.field(default_factory=dict)
     # By turn: CPU use of other processes in cores, and the load average afterwards.
@@ -172,6 +174,8 @@ class Turns:
             return
         timed.samples.setdefault(name, []).extend(outcome.latency_s)
         timed.rounds.setdefault(number, {})[name] = statistics.median(outcome.latency_s)
+        if outcome.energy is not None and outcome.energy.per_call_j is not None:
+            timed.energies[number, name] = outcome.energy.per_call_j
         timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
         timed.outcomes[name] = outcome
         if outcome.other_load is not None:

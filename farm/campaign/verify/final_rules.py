@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, RecordPart
 from farm.artifacts.timing import ROUNDS, Timed, describe_runs
 from farm.artifacts.verify import OutputComparison
+from farm.points.values import Objective
 from farm.selection import tie
 from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import Ratio, Round, TieRule
@@ -27,6 +29,8 @@ _MOST_GROUPS = 3
 # The limit for compiling mixes: the biggest models take a minute each, and are decided as a whole.
 _MIX_S = 30.0
 MIXED = "mixed"
+# TVM's suffix of a function whose weights are packed in advance.
+_PACKED = "_prepacked"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +129,37 @@ def decide(rounds: Sequence[Round], names: Collection[str], *, last: bool) -> Ve
     return Verdict(PREDICTED, None, judged.leader, judged.ratios)
 
 
+def list_rounds(timed: Timed, by: Objective = Objective.LATENCY) -> list[Round]:
+    """Return the rounds for judging, those of one board; with another objective, its values instead of latencies."""
+    if by is Objective.LATENCY:
+        return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
+    found: dict[int, dict[str, float]] = {}
+    for (number, name), energy_j in sorted(timed.energies.items()):
+        found.setdefault(number, {})[name] = by.of(timed.rounds[number][name], None, energy_j)
+    return [Round(number, "", costs) for number, costs in found.items()]
+
+
+def list_layer_rounds(timed: Timed) -> dict[str, list[Round]]:
+    """Return the times of functions in each round by TVM's name, without its suffix for packed weights."""
+    found: dict[str, list[Round]] = {}
+    both = (timed.details.get(name, []) for name in (RECORDED, PREDICTED))
+    for number, (recorded, predicted) in enumerate(zip(*both, strict=False)):
+        seen = {layer.name.removesuffix(_PACKED): layer.latency_s for layer in predicted.layers}
+        for layer in recorded.layers:
+            name = layer.name.removesuffix(_PACKED)
+            if min(layer.latency_s, seen.get(name, 0.0)) > 0:
+                latencies = {RECORDED: layer.latency_s, PREDICTED: seen[name]}
+                found.setdefault(name, []).append(Round(number, "", latencies))
+    return found
+
+
+def drop_late(timed: Timed, names: Sequence[str], deadline_s: float | None) -> list[str]:
+    """Leave out contenders beyond the deadline; all stay where none keeps it."""
+    if deadline_s is None:
+        return list(names)
+    return [name for name in names if statistics.median(timed.samples[name]) <= deadline_s] or list(names)
+
+
 def describe(
     key: Mapping[str, str],
     of_type: TypeOrder,
@@ -135,6 +170,7 @@ def describe(
     refused: Mapping[str, str],
     rounds: Sequence[Round],
     sizes: Mapping[str, int],
+    by: Objective = Objective.LATENCY,
 ) -> dict[str, Any]:
     """Build the document. `whole` timed the rivals too, `timed` decided; `refused` is left out from now on. `sizes` are
     the programs', in bytes.
@@ -172,7 +208,11 @@ def describe(
         "missing": {**whole.missing, **timed.missing},
         "compared": {name: _to_plain(each) for name, each in {**whole.compared, **timed.compared}.items()},
         "doubt": both.find_doubt(),
-        "said": _say(verdict, against, len(differing), len(left_out)),
+        "objective": str(by),
+        "energy_j": {name: statistics.median(each) for name, each in _list_energies(timed).items()},
+        "said": _say(verdict, against, len(differing), len(left_out))
+        if by is Objective.LATENCY
+        else _say_by(by, verdict, len(left_out)),
     }
 
 
@@ -212,6 +252,19 @@ def _say(verdict: Verdict, against: Ratio | None, differing: int, left_out: int)
             "predicted schedules; those were compiled"
         )
     return "tuning found no measurable speedup over the predicted schedules; those were compiled"
+
+
+def _list_energies(timed: Timed) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for (_, name), energy_j in timed.energies.items():
+        found.setdefault(name, []).append(energy_j)
+    return found
+
+
+def _say_by(by: Objective, verdict: Verdict, left_out: int) -> str:
+    if verdict.gain is None:
+        return f"tuning found nothing better by {by} than {verdict.taken}, which was compiled"
+    return f"the untuned prediction has {verdict.gain.value:.2f} times its {by}, without {left_out} of its records"
 
 
 def _to_dict(ratio: Ratio) -> dict[str, float]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from device_agent.protocol import CPU, GPU, Engine, FaultSide, Limits, Outcome, RunSpec, Status
+from device_agent.protocol import CPU, GPU, EnergySpec, Engine, FaultSide, Limits, Outcome, RunSpec, Status
 from farm.artifacts import contenders, make, timing
 from farm.artifacts.contenders import (
     ONNXRUNTIME,
@@ -34,8 +34,7 @@ from farm.crew.coroutines import Loop, Promise, until
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
-from farm.points.values import format_clocks
-from farm.selection.tie import Round
+from farm.points.values import Objective, format_clocks
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order, TypeOrder
@@ -47,8 +46,8 @@ _WAIT_S = 600.0
 _TIMING_S = 20.0
 # The remaining part of a final that takes longer than estimated.
 _LEAST_LEFT = 0.1
-# TVM's suffix of a function whose weights are packed in advance.
-_PACKED = "_prepacked"
+# A window of energy in each turn: rounds repeat it.
+_ENERGY = EnergySpec(min_updates=20, limit_s=4.0, idle_s=0.0)
 
 
 class FinalKey(NamedTuple):
@@ -87,6 +86,7 @@ class Finals:
             dict(each.evidence) for each in store.decisions.fetch(campaign=campaign)
         ]
         known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
+        self._by = Objective(order.objective)
         self._left = [key for key in _list_keys(order) if key not in known]
         self._open: set[FinalKey] = set()
         self._expected_s = {key: find_final_s(order, key.model, key.board_type) for key in self._left}
@@ -167,26 +167,34 @@ class Finals:
 
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
-        watched = contenders.device_of(order) == CPU and not of_type.simulated
+        by = self._by
+        watched = contenders.device_of(order) == CPU and not of_type.simulated and by is Objective.LATENCY
         plan = final_rules.plan_later if watched else final_rules.plan_mixes
         job = functools.partial(contenders.build, order, self._order.rivals, plan)
         built: BuiltContenders = await self._ask(job, key)
         final = _Final(key, of_type, order, built, self._settings)
         whole = timed = await self._measure(final, list(final.contenders), watched and bool(final.refused[PREDICTED]))
         final.drop_wrong(whole)
-        ratios = final_rules.compare_in_place(built.parts, list_layer_rounds(whole))
-        if mixes := final_rules.mix_in_place(built.parts, ratios, built.seconds) if watched else _join(built, whole):
+        ratios = final_rules.compare_in_place(built.parts, final_rules.list_layer_rounds(whole))
+        if (
+            mixes := final_rules.mix_in_place(built.parts, ratios, built.seconds)
+            if watched
+            else _join(built, whole, by)
+        ):
             final.add(await self._ask(functools.partial(contenders.build_mixes, order, mixes), key), mixes)
             timed = await self._measure(final, list(final.refused))
             final.drop_wrong(timed)
         names = [name for name in final.refused if name in timed.samples]
-        rounds = list_rounds(timed)
+        names = final_rules.drop_late(timed, names, self._order.deadline_s)
+        rounds = final_rules.list_rounds(timed, by)
         verdict = final_rules.decide(rounds, names, last=True) if names else None
         if verdict is None:
             raise PermanentError("none of its programs computes what the model does")
         refused = final.refused[verdict.taken]
         sizes = {name: len(each.program) for name, each in final.contenders.items()}
-        document = final_rules.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
+        document = final_rules.describe(
+            key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes, by
+        )
         document["in_place"] = final_rules.describe_in_place(built.parts, ratios)
         document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
         self._store.decisions.save(
@@ -233,7 +241,7 @@ class Finals:
     async def _time(self, stage: Stage, board: str) -> Timed | FarmError:
         """Time rounds until they decide, or to the last look. Failures that are not the program's are tried again."""
         final, settings, faults = stage.final, self._settings, 0
-        late: set[str] = set()
+        late, energy = set[str](), None if self._by is Objective.LATENCY else _ENERGY
         point = final.of_type.points[stage.key.point]
         limits = Limits(
             timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=final.threads
@@ -271,15 +279,18 @@ class Finals:
         for number in range(final_rules.RULE.looks[-1]):
             for variant, spec in turns.list_round(number):
                 is_watched = stage.watched and variant.name in final.refused
-                answer = await run(variant, dataclasses.replace(spec, per_layer=is_watched))
+                answer = await run(variant, dataclasses.replace(spec, per_layer=is_watched, energy=energy))
                 if isinstance(answer, FarmError):
                     return answer
                 turns.take(number, variant, *answer)
+                if energy and answer[0].status is Status.OK and (number, variant.name) not in turns.timed.energies:
+                    return PermanentError(f"no energy of {variant.name} was measured")
             names = [name for name in final.refused if name in turns.timed.samples]
             if not names:
                 return PermanentError("none of its programs runs on the board")
             is_look = number + 1 in final_rules.RULE.looks[:-1]
-            if is_look and final_rules.decide(list_rounds(turns.timed), names, last=False) is not None:
+            rounds = final_rules.list_rounds(turns.timed, self._by)
+            if is_look and final_rules.decide(rounds, names, last=False) is not None:
                 break
         return turns.timed
 
@@ -353,31 +364,12 @@ class _Final:
 _LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
 
 
-def list_rounds(timed: Timed) -> list[Round]:
-    """Return the rounds for judging: those of one board."""
-    return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
-
-
-def list_layer_rounds(timed: Timed) -> dict[str, list[Round]]:
-    """Return the times of functions in each round by TVM's name, without its suffix for packed weights."""
-    found: dict[str, list[Round]] = {}
-    both = (timed.details.get(name, []) for name in (RECORDED, PREDICTED))
-    for number, (recorded, predicted) in enumerate(zip(*both, strict=False)):
-        seen = {layer.name.removesuffix(_PACKED): layer.latency_s for layer in predicted.layers}
-        for layer in recorded.layers:
-            name = layer.name.removesuffix(_PACKED)
-            if min(layer.latency_s, seen.get(name, 0.0)) > 0:
-                latencies = {RECORDED: layer.latency_s, PREDICTED: seen[name]}
-                found.setdefault(name, []).append(Round(number, "", latencies))
-    return found
-
-
-def _join(built: BuiltContenders, timed: Timed) -> dict[str, dict[str, str]]:
+def _join(built: BuiltContenders, timed: Timed, by: Objective) -> dict[str, dict[str, str]]:
     """Return a mix of the mixes that gain alone; empty where there is none."""
     alive = {name: refused for name, refused in built.mixes.items() if name in timed.samples}
     if len(alive) < 2 or RECORDED not in timed.samples:
         return {}
-    joined = final_rules.join_mixes(list_rounds(timed), alive)
+    joined = final_rules.join_mixes(final_rules.list_rounds(timed, by), alive)
     return {} if joined is None else {f"{final_rules.MIXED} joined": joined}
 
 
