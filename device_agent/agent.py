@@ -237,6 +237,8 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     types = load_board_types()
     if chosen.fault and not chosen.virtual:
         raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")
+    if chosen.meter and chosen.virtual and chosen.time != "live":
+        raise ProtocolError("a meter's time is this machine's: a virtual board needs --time live beside --meter")
     root, socket_path, work_folder = chosen.root, chosen.clock_helper, chosen.work_folder
     emulator = engines = None
     if chosen.virtual:
@@ -269,6 +271,7 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
         work_folder,
         emulator,
         engines,
+        chosen.meter,
     )
 
 

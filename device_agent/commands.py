@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from device_agent import doctor, options
 from device_agent.errors import BusyError, HelperUnavailableError
 from device_agent.platforms.board import Board
+from device_agent.power.meter import compare_meter
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.protocol.texts import format_mhz
 
@@ -238,6 +239,8 @@ def format_power(trace: PowerTrace) -> str:
         for name, rail in named
     ]
     lines = [f"{title}, {window.window_s:.2f} s", *_columns(rows)]
+    if (ratio := compare_meter(window)) is not None:
+        lines.append(f"meter        {ratio[0]:.3f} times the total (95 % interval {ratio[1]:.3f} to {ratio[2]:.3f})")
     if window.total is None:
         lines.append("note         this board has no total")
     lines += [f"note         {note}" for note in filter(None, window.note.split("; "))]

@@ -64,6 +64,12 @@ def _common_options() -> argparse.ArgumentParser:
         "--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help="harm the virtual board"
     )
     parser.add_argument(
+        "--meter",
+        default="",
+        metavar="COMMAND",
+        help="a program that prints lines `SECONDS WATTS` of an external power meter, sampled beside the rails",
+    )
+    parser.add_argument(
         "--time",
         choices=("lapsed", "live"),
         default="lapsed",

@@ -41,7 +41,13 @@ from farm.values import DEFAULT_POINT, Record
 
 Model = str | pathlib.Path | Mapping[str, Any]
 # The keys of a file's budget, as fields of `Budget`.
-_LIMITS = {"trials": "trials", "wall_clock": "wall_clock_s", "board_hours": "board_s", "per_workload": "per_workload"}
+_LIMITS = {
+    "trials": "trials",
+    "wall_clock": "wall_clock_s",
+    "board_hours": "board_s",
+    "per_workload": "per_workload",
+    "joules": "energy_j",
+}
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 

@@ -59,7 +59,7 @@ class Ssh:
 
     `identity_file` is the path of a private key, never the key; `host_key` is the fingerprint of the host's public key
     (`SHA256:…`), empty until first contact. On the board's loopback, `agent_port` is its agent's port and
-    `tracker_port` that of the farm's tracker.
+    `tracker_port` that of the farm's tracker. `meter` is a command there: an external power meter prints its values.
     """
 
     kind: ClassVar[str] = "ssh"
@@ -70,6 +70,7 @@ class Ssh:
     host_key: str = ""
     agent_port: int = 9090
     tracker_port: int = 9190
+    meter: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +78,14 @@ class Virtual:
     """A virtual board that the farm starts on this machine; `seed` selects an individual of the type.
 
     `faults` harm it from its start, as `device-agent serve --fault`. `live`: its time passes as this machine's does,
-    instead of as fast as possible.
+    instead of as fast as possible. `meter`: see `Ssh`; the command runs here.
     """
 
     kind: ClassVar[str] = "virtual"
     seed: int = 0
     faults: tuple[str, ...] = ()
     live: bool = False
+    meter: str = ""
 
 
 # A board's transport. No field is a secret.

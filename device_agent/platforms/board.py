@@ -23,6 +23,7 @@ from device_agent.platforms.board_types import detect
 from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors
+from device_agent.power.meter import MeterRail, add_meter
 from device_agent.power.sensors import find_sensors
 from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.session.plan import HostPace, Marks, Pace
@@ -57,8 +58,11 @@ class Board:
         work_folder: Path | None = None,
         emulator: Emulator | None = None,
         engines: Path | None = None,
+        meter: str = "",
     ) -> None:
-        """Read what the board is. Raises ProtocolError for an invalid board-type file."""
+        """Read what the board is. Raises ProtocolError for an invalid board-type file, SensorError for a command of a
+        `meter` that cannot be read.
+        """
         known = board_types.load_board_types() if types is None else types
         detected = detect(tree, known)
         self.name = name
@@ -80,6 +84,9 @@ class Board:
             sensor_tree = files = lapse.LookBack(simulated)
             self.time = lapse.find_time(simulated, files)
         self.power = find_sensors(sensor_tree, facts, access)
+        self._meter = MeterRail(meter) if meter else None
+        if self._meter is not None:
+            self.power = add_meter(self.power, self._meter)
         self.sensor_infos = self.power.infos
         gpu, memory = self.platform.gpu, self.platform.memory
         self.evidence = evidence.Sensors(
@@ -105,8 +112,16 @@ class Board:
 
     def measure_sensors(self) -> None:
         """Measure each power sensor's update period and step; takes up to 2 s."""
+        self.open_meter()
         with self.time.look(_SENSOR_LOOK_S) as ticker:
             self.sensor_infos = measure_sensors(self.power, _SENSOR_LOOK_S, ticker, ticker.sleep)
+        if self._meter is not None:
+            self._meter.close()  # sessions start their own: a device has one reader
+
+    def open_meter(self) -> None:
+        """Start the external meter's program where there is one and it does not run; call it before a trace."""
+        if self._meter is not None:
+            self._meter.open()
 
     def describe(self) -> protocol.Description:
         """Describe the board, read from the machine now."""
@@ -234,6 +249,7 @@ class Board:
 
     def watch_power(self, spec: PowerSpec) -> PowerTrace:
         """Sample the power sensors; blocks for `spec.seconds`, plus a margin for late sensors."""
+        self.open_meter()
         before = self.evidence.read()
         window = None
         samples: dict[str, tuple[tuple[float, float], ...]] = {}

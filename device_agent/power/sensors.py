@@ -102,7 +102,7 @@ class PowerSensors:
     ) -> None:
         self._rails = {rail.name: rail for rail in rails}
         self.total_rails, self.total_scope = total_rails, total_scope
-        self._inputs = inputs
+        self.inputs = inputs
         self.note = note
         self.infos = tuple(SensorInfo(rail.name, rail.driver, note=rail.note) for rail in self._rails.values())
 
@@ -116,7 +116,7 @@ class PowerSensors:
     def read(self, name: str) -> float | None:
         """The latest value of a rail in W; None for a counter that has just started. Raises SensorError."""
         power_w = self._rails[name].read()
-        if power_w is not None and power_w <= 0 and name in self._inputs:
+        if power_w is not None and power_w <= 0 and name in self.inputs:
             raise SensorError(f"{name} cannot be {power_w:g} W while the board runs")
         return power_w
 

@@ -233,6 +233,7 @@ class Measurement:
         self._content = content
         self._observer = Observer(board.power, board.sensor_infos, board.time)
         self.beside = self._observer.beside
+        board.open_meter()
         self.refusal = self._find_refusal()
         self.plan = Plan(board.evidence, board.marks)
         if self.refusal is None:

@@ -83,8 +83,9 @@ def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> 
     place = _choose_place(request, store, settings)
     rows, kind = store.boards.fetch(), request.board_type
     mine = [each for each in rows if each.name in place.boards or (place.is_host and each.board_type == kind.name)]
-    require_power(mine, kind, request.objective)
-    if not mine and request.objective != "latency":
+    needing = "" if request.objective == "latency" else f"--objective {request.objective}"
+    require_power(mine, kind, needing)
+    if needing and not mine:
         raise UsageError("this machine is not known to have a power sensor", "`farm up` looks for one.")
     if request.simulated not in (None, place.simulated):
         which = "virtual" if place.simulated else "real"

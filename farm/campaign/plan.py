@@ -217,6 +217,7 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> LaneEstimate:
         host_core_s=planned.search_s + planned.build_s,
         alone=planned.boards.board_type.host_is_board,
         check_s=CHECK_S,
+        power_w=sum(planned.boards.board_type.power.idle_range_w or (0.0, 0.0)) / 2,
         finals_s=sum(
             estimate_final_s(count)
             for model in {name for each in planned.workloads for name in each.models}

@@ -147,7 +147,9 @@ def choose_boards(
             board_type = pipeline.make_exact(require_board_type(name, types), spec.search.exact)
             board_type = require_device(board_type, spec.device)
             mine = _filter(rows, board_type, spec.boards)
-            board_choice.require_power(mine, board_type, spec.objective)
+            by_energy = f"objective: {spec.objective}" if spec.objective != "latency" else ""
+            needing = by_energy or ("a budget in joules" if spec.budget.joules is not None else "")
+            board_choice.require_power(mine, board_type, needing)
             left_out = board_choice.find_left_out(rows, board_type.name, [row.name for row in mine])
             found = _choose_type(spec, board_type, mine, models, host_cores)
             chosen.append((index, dataclasses.replace(found, left_out=left_out)))

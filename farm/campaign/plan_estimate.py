@@ -51,9 +51,9 @@ def plan_allowance(trials: float, top: int, looks: Sequence[int]) -> Allowance:
     return Allowance(fewer, kept or (LEAST_ROUNDS,))
 
 
-def leave_room(board_s: float | None) -> float | None:
-    """Return the search's part of a budget of board seconds; the rest is for verification."""
-    return None if board_s is None else board_s / (1 + SHARE)
+def leave_room(limit: float | None) -> float | None:
+    """Return the search's part of a budget of board seconds or joules; the rest is for verification."""
+    return None if limit is None else limit / (1 + SHARE)
 
 
 # Of one task: its reference and candidates are replayed, compiled and run once. 7 tasks of mnist_cnn took 18 s, 22 of
@@ -97,7 +97,7 @@ class LaneEstimate:
 
     `held_s` is how long a trial holds a board, `host_core_s` its cost in search and build. `alone`: the host is the
     board, and only measures meanwhile. `check_s` is checking the finalists of one workload, `finals_s` compiling and
-    timing the models after that.
+    timing the models after that. `power_w` is a board's idle power, 0 where it is unknown.
     """
 
     board_type: str
@@ -108,12 +108,13 @@ class LaneEstimate:
     alone: bool = False
     check_s: float = 0.0
     finals_s: float = 0.0
+    power_w: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class CampaignEstimate:
     """The estimate for a budget. `trials` by lane, then at most `winners` measurements of finalists; `limit` is the
-    limit reached first.
+    limit reached first; `energy_j` is what the boards use at idle power, 0 where that is unknown.
 
     `boards_s` and `host_s` are the search's time where only boards or only the host are the bottleneck, `alone_s` this
     machine's as a board, `winners_s` that of verification, `finals_s` that of compiling and timing models; `eta_s` is
@@ -130,6 +131,7 @@ class CampaignEstimate:
     winners_s: float
     finals_s: float
     limit: str
+    energy_j: float = 0.0
 
 
 def estimate(
@@ -146,13 +148,14 @@ def estimate(
     shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
     boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
     held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
+    held_j = sum(share * lane.held_s * lane.power_w for share, lane in zip(shares, lanes, strict=True))
     finals_s = sum(lane.finals_s for lane in lanes if lane.boards)
     least = [2 * LEAST_ROUNDS * lane.jobs for lane in lanes]
     least_s, _, least_alone_s = _spend(lanes, least, host_cores)
     checks_s = sum(lane.jobs * lane.check_s for lane in lanes if lane.boards)
     wall_clock_s = leave_time(budget.wall_clock, checks_s + finals_s, least_s + least_alone_s)
     limit, total = min(
-        _read_limits(budget, wall_clock_s, open_jobs, held_s, max(boards_s, host_s) + alone_s),
+        _read_limits(budget, wall_clock_s, open_jobs, held_s, held_j, max(boards_s, host_s) + alone_s),
         key=lambda each: each[1],
     )
     trials = _spread(math.floor(total * (1 + _ROUNDING)), shares)
@@ -169,6 +172,7 @@ def estimate(
         trials=tuple(trials),
         winners=tuple(winners),
         board_hours=tuple(each / _HOUR_S for each in held),
+        energy_j=sum(each * lane.power_w for each, lane in zip(held, lanes, strict=True)),
         eta_s=max(boards_s, host_s) + alone_s + winners_s + finals_s,
         boards_s=boards_s,
         host_s=host_s,
@@ -180,10 +184,10 @@ def estimate(
 
 
 def _read_limits(
-    budget: BudgetSpec, wall_clock_s: float | None, jobs: int, held_s: float, wall_s: float
+    budget: BudgetSpec, wall_clock_s: float | None, jobs: int, held_s: float, held_j: float, wall_s: float
 ) -> list[tuple[str, float]]:
-    """Return how many trials each limit allows. `held_s` and `wall_s` are of one average trial; `wall_clock_s` is the
-    search's part.
+    """Return how many trials each limit allows. `held_s`, `held_j` and `wall_s` are of one average trial;
+    `wall_clock_s` is the search's part.
     """
     limits: list[tuple[str, float]] = []
     if budget.trials is not None:
@@ -192,6 +196,8 @@ def _read_limits(
         limits.append(("per_workload", budget.per_workload * jobs))
     if budget.board_hours is not None:
         limits.append(("board_hours", (leave_room(budget.board_hours * _HOUR_S) or 0.0) / held_s))
+    if budget.joules is not None and held_j:
+        limits.append(("joules", (leave_room(budget.joules) or 0.0) / held_j))
     if wall_clock_s is not None:
         limits.append(("wall_clock", wall_clock_s / wall_s))
     return limits

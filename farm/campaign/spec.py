@@ -21,7 +21,7 @@ from farm.inventory.documents import Place, StrictModel
 from farm.inventory.fleet_document import Label, LabelName
 from farm.models import zoo
 from farm.points.requests import parse_cores
-from farm.units import DURATION_EXAMPLES, parse_duration_s
+from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j
 
 DEFAULT = "default"
 ALL_OPS = "all"
@@ -36,6 +36,10 @@ def _seconds(value: Any) -> Any:
     except ValueError as error:
         why = f"{error}" if "no unit" in str(error) else "it must be a duration above 0"
         raise ValueError(f"{why}; examples: 100ms, {DURATION_EXAMPLES}") from None
+
+
+def _joules(value: Any) -> Any:
+    return parse_energy_j(str(value))
 
 
 def _one_or_more(value: Any) -> Any:
@@ -78,6 +82,7 @@ def _name(value: str) -> str:
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 # Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
+Joules = Annotated[float, pydantic.BeforeValidator(_joules, json_schema_input_type=Text)]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
 Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
@@ -193,7 +198,7 @@ class PointSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """When a campaign ends: at the limit that is reached first. `per_workload`: trials of one workload at one point of
     one board type. `board_hours` counts the time that boards are held, for verification too, which takes place even
-    where none is left.
+    where none is left. `joules`, such as 20kJ, counts the energy of boards while trials hold them.
     """
 
     model_config = pydantic.ConfigDict(json_schema_extra={"minProperties": 1})
@@ -202,11 +207,12 @@ class BudgetSpec(StrictModel):
     wall_clock: Seconds | None = None
     board_hours: Annotated[float, pydantic.Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     per_workload: Count | None = None
+    joules: Joules | None = None
 
     @pydantic.model_validator(mode="after")
     def _has_a_limit(self) -> BudgetSpec:
-        if self.trials is self.wall_clock is self.board_hours is self.per_workload is None:
-            raise ValueError("a budget needs a limit: trials, wall_clock, board_hours or per_workload")
+        if all(value is None for _, value in self):
+            raise ValueError(f"a budget needs a limit: {', '.join(type(self).model_fields)}")
         return self
 
 

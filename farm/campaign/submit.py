@@ -138,6 +138,7 @@ def to_budget(spec: BudgetSpec) -> Budget:
         wall_clock_s=spec.wall_clock,
         board_s=None if spec.board_hours is None else spec.board_hours * 3600,
         per_workload=spec.per_workload,
+        energy_j=spec.joules,
     )
 
 

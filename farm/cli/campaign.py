@@ -111,11 +111,14 @@ def budget(
     wall_clock: campaign_options.WallClock = None,
     board_hours: campaign_options.BoardHours = None,
     per_workload: campaign_options.PerWorkload = None,
+    joules: campaign_options.Joules = None,
 ) -> output.Document:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
-    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload, joules)
     if not changes:
-        raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
+        raise UsageError(
+            "no limit was given", "Give --trials, --wall-clock, --board-hours, --per-workload or --joules."
+        )
     with options.open_store() as store:
         control.change_budget(store, name, changes, machine.name_user())
         campaign = store.campaigns.require(name)
@@ -174,6 +177,7 @@ _LIMITS = {
     "per_workload": "every workload has had its trials",
     "board_hours": "the board-hours are spent",
     "wall_clock": "the time is over",
+    "joules": "the energy is spent",
 }
 
 
@@ -282,6 +286,7 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
         )
     slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
     cores = "1 core needs" if planned.host_cores == 1 else f"{planned.host_cores} cores need"
+    energy = f" and {estimated.energy_j:,.0f} J at their idle power" if estimated.energy_j else ""
     alone = f"; as a board it needs {_span(estimated.alone_s)} more" if estimated.alone_s else ""
     yield (
         f"this host: {cores} {_span(estimated.host_s)} for search and builds{alone}; boards elsewhere: "
@@ -290,7 +295,7 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
     yield (
         f"about {planned.trials:,} trials, then at most {planned.winners:,} measurements of winners "
         f"({_span(estimated.winners_s)} with their checks), then models are compiled and timed "
-        f"({_span(estimated.finals_s)}); together {_span(3600 * planned.board_hours)} of boards' time, "
+        f"({_span(estimated.finals_s)}); together {_span(3600 * planned.board_hours)} of boards' time{energy}, "
         f"{_span(estimated.eta_s)}; "
         f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
     )

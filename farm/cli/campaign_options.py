@@ -19,6 +19,7 @@ from farm.errors import PermanentError, UsageError
 from farm.report import campaign_document, campaign_table
 from farm.settings import Settings
 from farm.types import campaigns
+from farm.units import parse_energy_j
 
 # Without a terminal, one line of progress this often, and whenever the state changes.
 _PLAIN_INTERVAL_S = 10.0
@@ -138,8 +139,18 @@ PerWorkload = Annotated[
 ]
 
 
+Joules = Annotated[
+    str | None,
+    typer.Option("--joules", metavar="20kJ|none", help="Limit of the energy of boards while trials hold them."),
+]
+
+
 def read_budget(
-    trials: str | None, wall_clock: str | None, board_hours: str | None, per_workload: str | None
+    trials: str | None,
+    wall_clock: str | None,
+    board_hours: str | None,
+    per_workload: str | None,
+    joules: str | None = None,
 ) -> dict[str, Any]:
     """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
     changes: dict[str, Any] = {}
@@ -151,6 +162,11 @@ def read_budget(
         changes["board_s"] = _read_hours(board_hours)
     if per_workload is not None:
         changes["per_workload"] = _read_count("--per-workload", per_workload)
+    if joules is not None:
+        try:
+            changes["energy_j"] = None if joules == NONE else parse_energy_j(joules)
+        except ValueError as error:
+            raise UsageError(f"--joules {joules!r}: {error}") from error
     return changes
 
 

@@ -100,11 +100,12 @@ def clone(
     wall_clock: campaign_options.WallClock = None,
     board_hours: campaign_options.BoardHours = None,
     per_workload: campaign_options.PerWorkload = None,
+    joules: campaign_options.Joules = None,
     detach: Detach = False,
     json: options.Json = False,
 ) -> None:
     """Run a campaign again under another name. Maybe with another budget. Needs no file."""
-    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload, joules)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         submit.clone(store, name, new, changes, machine.name_user(), f"campaign clone {name} {new}")

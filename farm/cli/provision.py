@@ -137,7 +137,9 @@ def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.
                     f"board {name!r} is {transport.kind}: the farm starts its agent itself",
                     "Only boards that are reached over SSH are provisioned.",
                 )
-            agent = layout.AgentOptions(name, board.board_type, transport.agent_port, transport.tracker_port)
+            agent = layout.AgentOptions(
+                name, board.board_type, transport.agent_port, transport.tracker_port, transport.meter
+            )
             targets.append(
                 provision_board.ProvisioningTarget(name, connectivity_addresses.to_ssh_address(transport), agent)
             )

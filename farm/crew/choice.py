@@ -127,9 +127,9 @@ def plan_place(
     return pool, all(row.simulated for row in mine), target
 
 
-def require_power(rows: Sequence[BoardInfo], board_type: BoardType, objective: str) -> None:
-    """Raise UsageError for boards without a power sensor's total, where the objective needs energy."""
-    if objective == "latency":
+def require_power(rows: Sequence[BoardInfo], board_type: BoardType, needing: str) -> None:
+    """Raise UsageError for boards without a power sensor's total, where something (`needing`) needs it."""
+    if not needing:
         return
     lacking = [
         row.name
@@ -139,8 +139,8 @@ def require_power(rows: Sequence[BoardInfo], board_type: BoardType, objective: s
     if lacking:
         raise UsageError(
             f"{units.name_some(lacking)} ({board_type.name}) {'has' if len(lacking) == 1 else 'have'} no known power "
-            f"sensor, and the objective {objective} needs one",
-            "Choose other boards, or the objective latency. `farm up` looks for sensors.",
+            f"sensor, which {needing} needs",
+            "Choose other boards. `farm up` looks for sensors.",
         )
 
 

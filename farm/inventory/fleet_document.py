@@ -15,7 +15,7 @@ from device_agent.protocol.hardware import Text
 from farm import foreign
 from farm.errors import UsageError
 from farm.inventory import documents, fleet_addresses
-from farm.inventory.power_commands import PowerCommands
+from farm.inventory.power_commands import Command, PowerCommands
 
 # A longer range is a typing error; a larger rack can be written as two ranges.
 MAX_EXPANDED = 1000
@@ -146,6 +146,8 @@ class Variables(documents.StrictModel):
     faults: list[Annotated[str, pydantic.Field(pattern=r"^[a-z_]+([:@][!-~]+)?$", max_length=200)]] | None = None
     # Whether a virtual board's time jumps or runs live.
     time: Literal["lapsed", "live"] | None = None
+    # A program on the board that prints lines `SECONDS WATTS` of an external power meter.
+    meter: Command | None = None
     # Commands that switch its power, run on the host of the farm's services.
     power: PowerCommands | None = None
     labels: dict[LabelName, Label] | None = None

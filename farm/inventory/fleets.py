@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ _ONLY_FOR = {
     "seed": ("virtual",),
     "faults": ("virtual",),
     "time": ("virtual",),
+    "meter": ("ssh", "virtual"),
 }
 _ASKS = {
     "transport": "ssh, direct or virtual",
@@ -71,7 +73,7 @@ class Fleet:
 def describe_transport(transport: Transport) -> str:
     """Describe a transport in a few words."""
     match transport:
-        case Virtual(seed, faults, live):
+        case Virtual(seed, faults, live, _):
             return ", ".join((f"virtual, seed {seed}", *["live"] * live, *(f"fault {fault}" for fault in faults)))
         case Direct(on_demand=True):
             return "this machine, while a command uses it"
@@ -170,11 +172,14 @@ class _Reading:
     def _read_transports(
         self, kind: str, names: list[str], pattern: str, given: dict[str, _Given], place: Place
     ) -> Iterator[Transport]:
+        meter = shlex.join(given["meter"].value) if "meter" in given else ""
         if kind == "virtual":
             first = given["seed"].value if "seed" in given else 0
             faults = tuple(given["faults"].value) if "faults" in given else ()
             live = "time" in given and given["time"].value == "live"
-            yield from (Virtual(first + index, faults, live) for index in range(len(names)))
+            if meter and not live:
+                raise _FaultError(given["meter"].place, f"{pattern}: a virtual board with a meter needs `time: live`")
+            yield from (Virtual(first + index, faults, live, meter) for index in range(len(names)))
             return
         ports = [
             None if port is None else _parse(addresses.parse_port, port, given.get("port"), place)
@@ -192,6 +197,7 @@ class _Reading:
                 host_key=given["host_key"].value if "host_key" in given else "",
                 agent_port=given["agent_port"].value if "agent_port" in given else AGENT_PORT,
                 tracker_port=given["tracker_port"].value if "tracker_port" in given else TRACKER_PORT,
+                meter=meter,
             )
 
     def _key_path(self, text: str) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import posixpath
 import re
+import shlex
 from pathlib import Path
 
 from farm.errors import UnavailableError, UsageError
@@ -129,6 +130,7 @@ class AgentOptions:
     board_type: str
     agent_port: int
     tracker_port: int
+    meter: str = ""
 
     def to_arguments(self) -> list[str]:
         """Options of `device-agent serve`, which listens on loopback by default; the port is the registered one."""
@@ -139,6 +141,7 @@ class AgentOptions:
             *("--port-end", str(self.agent_port)),
             *("--tracker", f"127.0.0.1:{self.tracker_port}"),
             *("--metrics-port", str(METRICS_PORT)),
+            *(("--meter", self.meter) if self.meter else ()),
         ]
 
 
@@ -164,7 +167,7 @@ def render_files(layout: Layout, options: AgentOptions) -> tuple[BoardFile, ...]
                 ("tvm-farm-clock-helper.service", "tvm-farm-agent.service"), layout.units, strict=True
             )
         )
-        environment = f"AGENT_OPTIONS={' '.join(options.to_arguments())}\n"
+        environment = f"AGENT_OPTIONS={shlex.join(options.to_arguments())}\n"  # systemd splits it as a shell does
         return (BoardFile(layout.below("etc/agent.env"), environment), *units)
     config = {"agent": options.to_arguments(), "helper": layout.as_root, "user": layout.user}
     current = layout.below("current")

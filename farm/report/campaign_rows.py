@@ -100,6 +100,8 @@ def list_limits(progress: Document, budget: campaigns.Budget) -> list[str]:
         over = f", {format_clock(used_s - limit_s)} over: winners and models are measured to their end"
         parts.append(_of("time", format_clock, used_s, limit_s) + (over if used_s > limit_s + 1 else ""))
     parts.append(_of("board time", format_clock, progress.get("board_s", 0.0), budget.board_s))
+    if budget.energy_j is not None:
+        parts.append(_of("energy", "{:,.0f} J".format, progress.get("energy_j", 0.0), budget.energy_j))
     if winners := progress.get("winners"):
         parts.append(f"winners measured {winners['measured']:,} times, at most {winners['at_most']:,}")
         if winners.get("timing"):

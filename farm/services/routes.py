@@ -250,8 +250,9 @@ class VirtualRoute:
         live: bool = False,
         gpu: Path | None = None,
         emulator: Callable[[], Path | None] = lambda: None,
+        meter: str = "",
     ) -> None:
-        """Start nothing before `look`.
+        """Start nothing before `look`. `meter` is the command of an external meter.
 
         `folder` takes its log; `faults` are injected at each start; `work` caches what programs cost on this machine,
         for all boards of a home; `gpu` is the folder of its GPU's parts. If `emulator` returns the emulator's parts,
@@ -267,6 +268,7 @@ class VirtualRoute:
             *(("--work-folder", str(work)) if work else ()),
             *(("--time", "live") if live else ()),
             *(("--gpu-folder", str(gpu)) if gpu else ()),
+            *(("--meter", meter) if meter else ()),
         ]
         self._find_emulator = emulator
         self._process: subprocess.Popen[bytes] | None = None
@@ -370,7 +372,8 @@ def make_route(
     match transport:
         case Ssh():
             return SshRoute(transport, f"{board_type}/{name}", tracker, known_hosts, left)
-        case Virtual(seed, faults, live):
-            return VirtualRoute(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu, emulator)
+        case Virtual(seed, faults, live, meter):
+            folder = logs / "boards"
+            return VirtualRoute(name, board_type, seed, tracker, folder, faults, work, live, gpu, emulator, meter)
         case Direct():
             return DirectRoute()

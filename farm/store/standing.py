@@ -156,7 +156,7 @@ def to_document(transport: Transport) -> dict[str, Any]:
     """Encode a transport as the store keeps it."""
     document = {"kind": transport.kind, **dataclasses.asdict(transport)}
     # Boards registered before these fields existed lack them and must compare equal; JSON has no tuples.
-    for key in ("faults", "live", "on_demand"):
+    for key in ("faults", "live", "on_demand", "meter"):
         if value := document.pop(key, None):
             document[key] = list(value) if key == "faults" else value
     return document

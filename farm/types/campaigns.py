@@ -31,13 +31,14 @@ class Budget(_Stored):
 
     `trials` and `per_workload` count trials that ended well or by the candidate's fault; `per_workload` is per
     workload, board type and operating point. `wall_clock_s` runs from the start, pauses left out. `board_s` is time
-    that boards were held for it, repeated and abandoned measurements included.
+    that boards were held for it, repeated and abandoned measurements included; `energy_j` is what they used then.
     """
 
     trials: int | None = None
     wall_clock_s: Number | None = None
     board_s: Number | None = None
     per_workload: int | None = None
+    energy_j: Number | None = None
 
     @pydantic.model_validator(mode="after")
     def _require_room(self) -> Budget:
@@ -272,3 +273,4 @@ class BudgetChange(documents.Model):
     per_workload: int | None = pydantic.Field(None, ge=1, le=10**9)
     wall_clock_s: float | None = pydantic.Field(None, gt=0, le=1e9)
     board_s: float | None = pydantic.Field(None, gt=0, le=1e9)
+    energy_j: float | None = pydantic.Field(None, gt=0, le=1e12)

@@ -79,7 +79,7 @@ def test_points(tmp_path: pathlib.Path, written: str, expected: PointSpec) -> No
     [
         ("budget", "budgets", "line 4: unknown key budgets; did you mean budget?"),
         ("trials", "trails", "line 4: unknown key budget.trails; did you mean trials?"),
-        ("{trials: 100}", "{}", "line 4: budget: a budget needs a limit: trials, wall_clock, board_hours or per_"),
+        ("{trials: 100}", "{}", "line 4: budget: a budget needs a limit: trials, wall_clock, board_hours, per_"),
         ("100", "0", "line 4: budget.trials: it must be at least 1 (it is 0)"),
         ("100", "true", "line 4: budget.trials: it must be a whole number"),
         ("trials: 100", "wall_clock: 0h", "line 4: budget.wall_clock: it must be a duration above 0"),

@@ -82,6 +82,9 @@ class Active:
     began_s: float
     attempts: dict[tuple[str, str, str, str], int]
     used_s: float = 0.0
+    energy_j: float = 0.0
+    # The latest power of each board.
+    power_w: dict[str, float] = dataclasses.field(default_factory=dict)
     # How long a counted trial held a board on average.
     trial_s: float | None = None
     # Counted trials and wall clock (s) at the first report with trials: start-up is left out of the pace.
@@ -112,6 +115,16 @@ class Active:
 
     def workload_of(self, task: TaskKey) -> WorkloadOrder:
         return next(each for each in self.type_of(task.board_type).workloads if each.hash == task.workload)
+
+    def find_energy_j(self, report: TrialMeasured) -> float:
+        """Return the energy that a measurement took: the board's power in it times the time held.
+
+        Without a reading, the power is the board's latest, or before one its type's idle power.
+        """
+        if report.outcome.power is not None and report.outcome.power.total is not None:
+            self.power_w[report.board] = report.outcome.power.total.power_w
+        idle_w = (require_board_type(each.board_type).power.idle_range_w or (0.0, 0.0) for each in self.order.types)
+        return report.board_s * self.power_w.get(report.board, max(sum(each) / 2 for each in idle_w))
 
     def is_heaviest(self, task: TaskKey) -> bool:
         """Whether a task's workload has the most work per call of its board type."""

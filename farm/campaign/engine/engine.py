@@ -262,12 +262,13 @@ class CampaignEngine:
         work = self._find_work(assignment.job)
         active = self.active[work.task.campaign]
         side = report.outcome.status.fault_side
+        energy_j = active.find_energy_j(report)
         if side in (None, FaultSide.CANDIDATE):
             work.measured[report.assignment] = report
             latency_s = self._journal.find_median_s(report.outcome)
-            return [v.Measured(report.assignment, side, report.board_s, latency_s)]
+            return [v.Measured(report.assignment, side, report.board_s, latency_s, energy_j)]
         self._journal.write_attempt(active, work, report.outcome, report.board_s)
-        return [v.Measured(report.assignment, side, report.board_s)]
+        return [v.Measured(report.assignment, side, report.board_s, None, energy_j)]
 
     def _find_work(self, job: int) -> Work:
         entry = self._state.jobs[job]

@@ -215,6 +215,7 @@ class CampaignOrders:
         active.faults = merge_faults(counts, progress)
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
+        active.energy_j = float(progress.get("energy_j", 0.0))
         active.searched_s = float(progress.get("search_s", 0.0))
         active.recorded = fetch_recorded(self._store, order)
         active.process = order.process if row.progress is None else None
@@ -225,7 +226,9 @@ class CampaignOrders:
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials exist")
         breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
         board_s = self._store.trials.fetch_board_seconds(row.id)
-        added = to_added(order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers)
+        added = to_added(
+            order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers, active.energy_j
+        )
         active.tasks = to_rows(order, added.done)
         return added
 
@@ -286,6 +289,12 @@ def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -
 
 
 def to_search_budget(budget: Budget, order: Order) -> Budget:
-    """Return the search's part of a budget: verification needs board-hours and wall clock too."""
+    """Return the search's part of a budget: verification needs board-hours, energy and wall clock too."""
     wall_clock_s = leave_search_s(order, budget.wall_clock_s)
-    return budget.change({"board_s": leave_room(budget.board_s), "wall_clock_s": wall_clock_s})
+    return budget.change(
+        {
+            "board_s": leave_room(budget.board_s),
+            "wall_clock_s": wall_clock_s,
+            "energy_j": leave_room(budget.energy_j),
+        }
+    )

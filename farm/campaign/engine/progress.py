@@ -39,6 +39,7 @@ def to_progress(
     counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
     wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
     active.used_s = wall_clock_s
+    active.energy_j = campaign.energy_j if campaign else active.energy_j
     if campaign and campaign.counted:
         active.trial_s = campaign.board_s / campaign.counted if campaign.board_s else None
         active.pace_from = active.pace_from or (counted, wall_clock_s)
@@ -48,6 +49,7 @@ def to_progress(
         "counted": counted,
         "faults": dict(active.faults),
         "board_s": campaign.board_s if campaign else 0.0,
+        "energy_j": campaign.energy_j if campaign else active.energy_j,
         "wall_clock_s": wall_clock_s,
         "eta_s": _find_eta_s(campaign, active, counted, wall_clock_s, len(boards))
         if winners is None

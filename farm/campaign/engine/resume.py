@@ -128,6 +128,7 @@ def to_added(
     board_s: float,
     wall_clock_s: float,
     breakers: Iterable[CandidateKey] = (),
+    energy_j: float = 0.0,
 ) -> CampaignAdded:
     """Build the event that begins a campaign, or continues it from its counted trials (`store.totals.fetch_course`).
 
@@ -146,7 +147,7 @@ def to_added(
         key = TaskKey(order.name, each.workload, each.board_type, each.operating_point)
         before = done.get(key, Done(key, 0))
         done[key] = dataclasses.replace(before, banned=before.banned | {each.candidate})
-    return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s)
+    return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s, energy_j)
 
 
 def list_tasks(order: Order) -> list[TaskKey]:

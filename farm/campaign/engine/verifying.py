@@ -259,7 +259,9 @@ class Verifying:
     def on_measured(self, report: boards.TrialMeasured) -> bool:
         if not self._answer(report.assignment, (report.outcome, report.board_s)):
             return False
-        self._events.append(v.FinalistMeasured(report.assignment.campaign, report.board_s))
+        name = report.assignment.campaign
+        energy_j = self._open[name].active.find_energy_j(report) if name in self._open else 0.0
+        self._events.append(v.FinalistMeasured(name, report.board_s, energy_j))
         return True
 
     def _answer(self, job: Any, answer: Any) -> bool:

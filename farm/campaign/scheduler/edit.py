@@ -135,11 +135,13 @@ class Edit:
     def set_campaign(self, name: str, **changes: object) -> None:
         self.campaigns[name] = change(self.campaigns[name], **changes)
 
-    def charge(self, name: str, board_s: float, **changes: object) -> None:
-        """Charge board time to a campaign and its owner; other fields of the campaign change besides."""
+    def charge(self, name: str, board_s: float, energy_j: float = 0.0, **changes: object) -> None:
+        """Charge board time and energy to a campaign and its owner; other fields of the campaign change besides."""
         campaign = self.campaigns[name]
         owner = campaign.spec.owner
-        self.campaigns[name] = change(campaign, board_s=campaign.board_s + board_s, **changes)
+        self.campaigns[name] = change(
+            campaign, board_s=campaign.board_s + board_s, energy_j=campaign.energy_j + energy_j, **changes
+        )
         self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
 
     def set_pool(self, key: PoolKey, **changes: object) -> None:

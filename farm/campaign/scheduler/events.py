@@ -72,6 +72,7 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
         lanes=tuple(lanes),
         counted=sum(entry.counted for entry in event.done),
         board_s=event.board_s,
+        energy_j=event.energy_j,
         since_best=min((entry.since_best for entry in event.done), default=0),
     )
     draft.set_status(spec.name, Status.RUNNING, "")
@@ -313,6 +314,7 @@ def _(event: v.Measured, draft: Draft) -> None:
         return
     assignment = draft.release(event.assignment, event.board_s)
     job = draft.jobs[assignment.job]
+    draft.charge(draft.lane_of(job).campaign, 0.0, event.energy_j)
     if event.side is None:
         lane = draft.lane_of(job)
         draft.set_lane(lane.number, measure_s=mean_with(lane.measure_s, event.board_s))
@@ -326,7 +328,7 @@ def _(event: v.Measured, draft: Draft) -> None:
 @observe.register
 def _(event: v.FinalistMeasured, draft: Draft) -> None:
     if event.campaign in draft.campaigns:
-        draft.charge(event.campaign, event.board_s)
+        draft.charge(event.campaign, event.board_s, event.energy_j)
 
 
 @observe.register

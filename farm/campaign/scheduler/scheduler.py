@@ -181,6 +181,8 @@ def _find_end(draft: Draft, campaign: CampaignEntry) -> str:
         return f"its {budget.wall_clock_s:.0f} s for trials are over"
     if patience is not None and campaign.since_best >= patience:
         return f"no better candidate in {campaign.since_best} trials"
+    if budget.energy_j is not None and campaign.energy_j >= budget.energy_j:
+        return f"its {budget.energy_j:,.0f} J for trials are used"
     if not campaign.on_board and not campaign.may_measure(draft.settings.measure_limit_s):
         return (
             f"its {budget.board_s:.0f} s of board time for trials are used, or too little is left for one more "

@@ -244,6 +244,7 @@ class CampaignEntry:
     open: int = 0
     on_board: int = 0
     board_s: float = 0.0
+    energy_j: float = 0.0
     since_best: int = 0
     pause_began_s: float = 0.0
     pauses_s: float = 0.0

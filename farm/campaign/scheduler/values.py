@@ -145,7 +145,7 @@ class Done:
 class CampaignAdded:
     """A campaign begins, or continues after a restart from its trials in the store.
 
-    `done` has at most one entry for a task; `board_s` and `wall_clock_s` are what earlier runs used of the budgets.
+    `done` has at most one entry for a task; `board_s`, `wall_clock_s` and `energy_j` are what earlier runs used.
     Observing it raises UsageError where its name is taken, it has nothing to do, or `done` is of another campaign.
     """
 
@@ -153,6 +153,7 @@ class CampaignAdded:
     done: tuple[Done, ...] = ()
     board_s: float = 0.0
     wall_clock_s: float = 0.0
+    energy_j: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,20 +250,22 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measurement ended: well (`side` None, with its latency) or by a fault. `board_s`: the board's time."""
+    """A measurement ended: well (`side` None, with its latency) or by a fault. It took `board_s` and `energy_j`."""
 
     assignment: int
     side: FaultSide | None
     board_s: float
     latency_s: float | None = None
+    energy_j: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class FinalistMeasured:
-    """A lent board measured a finalist of a campaign, whose searches may be over; it took `board_s`."""
+    """A lent board measured a finalist of a campaign, whose searches may be over; it took `board_s` and `energy_j`."""
 
     campaign: str
     board_s: float
+    energy_j: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
