@@ -122,12 +122,15 @@ class MeterRail:
         words = line.split()
         try:
             told_s, power_w = map(float, words)
+            check_power(power_w, "the meter")
+        except SensorError as error:
+            self._fail(str(error))
         except ValueError:
             self._fail(f"the meter printed {line[:40].decode(errors='replace')!r}, not `SECONDS WATTS`")
         if not told_s > self._told_s:
             self._fail(f"the meter's time went from {self._told_s:g} to {told_s:g} s")
         self._told_s = told_s
-        return check_power(power_w, "the meter")
+        return power_w
 
     def _fail(self, problem: str) -> None:
         self._problem, self._power_w = problem, None

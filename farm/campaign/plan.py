@@ -16,7 +16,7 @@ from typing import Any
 
 from farm import folders
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
-from farm.campaign.plan_estimate import CHECK_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
+from farm.campaign.plan_estimate import CHECK_S, WINDOW_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
 from farm.campaign.spec import BudgetSpec, CampaignFile, MeasureOptions
 from farm.errors import UsageError
@@ -38,11 +38,14 @@ ASSUMED_SEARCH_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a candidate is timed: samples, the least seconds of each, and how many candidates are verified."""
+    """How a candidate is timed: samples, the least seconds of each, how many candidates are verified, and how long
+    energy is sampled then.
+    """
 
     repeat: int
     min_repeat_s: float
     verify_top: int = 3
+    window_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +176,7 @@ def plan_campaign(
 ) -> CampaignPlan:
     """Make the plan; `types` have the surveys of the models that they can hold."""
     planned = [_plan_type(boards, surveys, known[boards.board_type.name], sampling, ops) for boards, surveys in types]
-    lanes = [_to_lane(each, at) for each in planned for at in each.boards.points]
+    lanes = [_to_lane(each, at, sampling.window_s) for each in planned for at in each.boards.points]
     estimated = estimate(lanes, budget, host_cores, sampling.verify_top)
     spent = iter(zip(lanes, estimated.trials, estimated.board_hours, strict=True))
     filled = []
@@ -208,7 +211,7 @@ def _plan_type(
     )
 
 
-def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> LaneEstimate:
+def _to_lane(planned: PlannedType, at: BoardsAtPoint, window_s: float) -> LaneEstimate:
     return LaneEstimate(
         board_type=planned.boards.board_type.name,
         jobs=len(planned.workloads),
@@ -217,6 +220,7 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> LaneEstimate:
         host_core_s=planned.search_s + planned.build_s,
         alone=planned.boards.board_type.host_is_board,
         check_s=CHECK_S,
+        window_s=0.0 if planned.boards.simulated else window_s,
         power_w=sum(planned.boards.board_type.power.idle_range_w or (0.0, 0.0)) / 2,
         finals_s=sum(
             estimate_final_s(count)
@@ -413,7 +417,7 @@ def gather(
     """
     spec = campaign.spec
     host_cores = len(os.sched_getaffinity(0))
-    sampling = _read_sampling(spec.measure, settings, campaign)
+    sampling = _read_sampling(spec.measure, settings, campaign, spec.objective)
     models, faults = read_models(campaign)
     if kept is not None:
         require_unchanged(kept, models)
@@ -432,12 +436,13 @@ def gather(
     return Gathered(planned, tuple(surveyed))
 
 
-def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignFile) -> Sampling:
+def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignFile, objective: str) -> Sampling:
     """Return how candidates are timed. Raises UsageError where that exceeds its deadline."""
     sampling = Sampling(
         spec.repeat or settings.measure_repeat,
         settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
         verify_top=spec.verify_top,
+        window_s=0.0 if objective == "latency" else WINDOW_S,
     )
     timeout_s = settings.measure_timeout_s if spec.timeout is None else spec.timeout
     least_s = sampling.repeat * sampling.min_repeat_s

@@ -19,6 +19,8 @@ from farm.types.campaigns import Order, TypeOrder
 # Measurements for verification per trial of the search: with 64 trials of a task, three candidates and the incumbent
 # can be measured eight times.
 SHARE = 0.5
+# The longest window in which a finalist's energy is sampled; the sensors of Nano and TX2 need all of it.
+WINDOW_S = 10.0
 # Board time of a trial besides its samples, until trials say better.
 _HELD_S = 0.5
 
@@ -97,7 +99,8 @@ class LaneEstimate:
 
     `held_s` is how long a trial holds a board, `host_core_s` its cost in search and build. `alone`: the host is the
     board, and only measures meanwhile. `check_s` is checking the finalists of one workload, `finals_s` compiling and
-    timing the models after that. `power_w` is a board's idle power, 0 where it is unknown.
+    timing the models after that. `power_w` is a board's idle power, 0 where it is unknown; `window_s` is a
+    finalist's window of energy.
     """
 
     board_type: str
@@ -109,6 +112,7 @@ class LaneEstimate:
     check_s: float = 0.0
     finals_s: float = 0.0
     power_w: float = 0.0
+    window_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +169,12 @@ def estimate(
         min(n, lane.jobs) * plan_allowance(n / lane.jobs, verify_top, LOOKS).most if n else 0
         for n, lane in zip(trials, lanes, strict=True)
     ]
-    winners_s, _, winners_alone_s = _spend(lanes, winners, host_cores)
+    longer = [dataclasses.replace(lane, held_s=lane.held_s + lane.window_s) for lane in lanes]
+    winners_s, _, winners_alone_s = _spend(longer, winners, host_cores)
     winners_s += winners_alone_s + sum(min(n, lane.jobs) * lane.check_s for n, lane in zip(trials, lanes, strict=True))
-    held = [(n + more) * lane.held_s for n, more, lane in zip(trials, winners, lanes, strict=True)]
+    held = [
+        (n + more) * lane.held_s + more * lane.window_s for n, more, lane in zip(trials, winners, lanes, strict=True)
+    ]
     return CampaignEstimate(
         trials=tuple(trials),
         winners=tuple(winners),

@@ -137,9 +137,10 @@ def _summarise(document: Document) -> Iterator[str]:
     hours = campaign_rows.format_clock(progress.get("wall_clock_s", 0.0))
     boards = len(document["boards"])
     board_s = 3600 * sum(each["board_hours"] for each in document["boards"])
+    energy = f", {progress['energy_j']:,.0f} J" if progress.get("energy_j") else ""
     yield (
         f"{progress.get('counted', 0):,} trials counted in {hours} on {boards} "
-        f"board{'' if boards == 1 else 's'} (board time {campaign_rows.format_clock(board_s)})."
+        f"board{'' if boards == 1 else 's'} (board time {campaign_rows.format_clock(board_s)}{energy})."
     )
     winners = document["winners"]
     found = sum(each["median_s"] is not None for each in winners)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
+from farm import emulation, settings
 from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.campaign.verify.verification import Verification
+from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.models import inputs as model_inputs
@@ -26,11 +28,14 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, Order, WorkloadOrder
 from farm.values import WINNER_TRIAL, Trial, Workload
+from tests import together
 from tests.integration.conftest import Agent
 from tests.integration.one_search import OneSearch
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_order, make_type
 
 tvm = tvm_env.load()
+
+from tvm import te  # noqa: E402
 
 NANO = "jetson-nano"
 # The text of the point in trials; what it holds on the board.
@@ -116,12 +121,18 @@ def candidates(search: OneSearch) -> list[Candidate]:
 
 
 def submit(
-    store: Store, boards: Boards, workload: Workload, candidates: list[Candidate], name: str
+    store: Store,
+    boards: Boards,
+    workload: Workload,
+    candidates: list[Candidate],
+    name: str,
+    threads: int = THREADS,
+    **asked: str,
 ) -> tuple[int, Order]:
     about = WorkloadOrder(
         hash=workload.hash, name=workload.name, kind=workload.kind, flop=workload.flop, weight=1.0, models=("tiny-cnn",)
     )
-    given = {"target": workload.target, "threads": THREADS, "pipeline": workload.pipeline, "points": {POINT: CLOCKS}}
+    given = {"target": workload.target, "threads": threads, "pipeline": workload.pipeline, "points": {POINT: CLOCKS}}
     of_type = make_type(NANO, (about,), **given)
     changed = {"timeout_s": 20.0, "verify_top": 2}
     order = make_order(
@@ -132,12 +143,13 @@ def submit(
         budget=Budget(trials=3),
         search=SEARCH.model_copy(update={"warm_start": False, "seed": 1}),
         measure=MEASURE.model_copy(update=changed),
+        **asked,
     )
     ours = dataclasses.replace(workload, board_type=NANO)
     campaign = store.campaigns.submit(order, "farm campaign run tiny.yaml", [ours])
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
-        spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=THREADS))
+        spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=threads))
         outcome = boards.measure("nano-1", spec, builder.build_candidate(candidate.module_json, workload.target))
         assert outcome.status is Status.OK, outcome.message
         trial = Trial(campaign, workload.hash, candidate.hash, POINT, 1, outcome, candidate.trace_json, board_type=NANO)
@@ -208,3 +220,50 @@ def spoil(module_json: str) -> str:
     text = tvm.ir.load_json(module_json).script()
     assert "T.max(" in text
     return str(tvm.ir.save_json(tvm.script.from_source(text.replace("T.max(", "T.min("))))
+
+
+@pytest.fixture(scope="module")
+def emulated(start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Agent]:
+    """Two virtual Nanos that run code of their own."""
+    home = tmp_path_factory.mktemp("home")
+    together.share_what_is_built(home)
+    folder = emulation.prepare(dataclasses.replace(settings.load(), home=str(home)))
+    ports = ("--port", "9600", "--port-end", "9699", "--emulator-folder", str(folder))
+    return {f"nano-{n}": start_agent("--virtual", NANO, "--seed", str(n), *ports) for n in (1, 2)}
+
+
+@pytest.mark.parametrize(("objective", "taken"), [("latency", "fast"), ("energy", "frugal")])
+def test_the_least_energy_is_not_the_fastest(
+    tmp_path: pathlib.Path, emulated: dict[str, Agent], objective: str, taken: str
+) -> None:
+    """Four cores that compute everything three times are faster than one that does once, and use more energy.
+
+    The record is the first by latency and the second by energy; its evidence has both figures.
+    """
+    nano = load_board_types()[NANO].target
+    assert nano is not None
+    about = nano.to_tvm()
+    x = te.placeholder((1026, 64), name="x")
+    y = te.compute(x.shape, lambda i, j: te.exp(te.exp(te.exp(x[i, j] * 0.1) * 0.1) * 0.1), name="y")
+    z = te.compute((1024, 64), lambda i, j: y[i, j] + y[i + 1, j] + y[i + 2, j], name="z")
+    plain = tvm.s_tir.Schedule(te.create_prim_func([x, z]))
+    hasty = tvm.s_tir.Schedule(plain.mod)
+    hasty.compute_inline("y")
+    untuned = tvm.ir.save_json(hasty.mod)
+    hasty.parallel(hasty.get_loops("z")[0])
+    texts = {"frugal": tvm.ir.save_json(plain.mod), "fast": tvm.ir.save_json(hasty.mod)}
+    arguments = (((1026, 64), "float32"), ((1024, 64), "float32"))
+    traces = {name: json.dumps([name, [], [], [["TENSOR", t, list(s)] for s, t in arguments]]) for name in texts}
+    known = Workload("0" * 16, "three_exp", 1.0, 1.0, arguments, untuned, about, "graph/1")
+    found = [Candidate(known.hash, name, arguments, traces[name], texts[name]) for name in texts]
+    boards = Boards(emulated)
+    with Store(tmp_path / "farm.sqlite") as store:
+        campaign, order = submit(store, boards, known, found, objective, threads=4, objective=objective)
+        verification = open_verification(campaign, order, store)
+        drive(verification, boards, lambda trace: texts[json.loads(trace)[0]] if trace else untuned)
+        (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
+    boards.close()
+    assert (record.candidate, record.objective) == (taken, objective)
+    if objective == "energy":
+        low_j, high_j = record.evidence["energy_ci_j"]
+        assert low_j < record.energy_j < high_j

@@ -21,6 +21,7 @@ from farm.selection import tie
 from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import Ratio, Round, TieRule
 from farm.types.campaigns import TypeOrder
+from farm.units import joule_scale
 
 # Models are compared after the rounds of any model timing, and if undecided, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))
@@ -212,7 +213,7 @@ def describe(
         "energy_j": {name: statistics.median(each) for name, each in _list_energies(timed).items()},
         "said": _say(verdict, against, len(differing), len(left_out))
         if by is Objective.LATENCY
-        else _say_by(by, verdict, len(left_out)),
+        else _say_by(by, verdict, len(left_out), _list_energies(timed)[verdict.taken]),
     }
 
 
@@ -261,10 +262,13 @@ def _list_energies(timed: Timed) -> dict[str, list[float]]:
     return found
 
 
-def _say_by(by: Objective, verdict: Verdict, left_out: int) -> str:
+def _say_by(by: Objective, verdict: Verdict, left_out: int, energies_j: Sequence[float]) -> str:
+    energy_j = statistics.median(energies_j)
+    used = f"{joule_scale((energy_j,)).text(energy_j)} an inference"
     if verdict.gain is None:
-        return f"tuning found nothing better by {by} than {verdict.taken}, which was compiled"
-    return f"the untuned prediction has {verdict.gain.value:.2f} times its {by}, without {left_out} of its records"
+        return f"{used}: tuning found nothing better by {by} than {verdict.taken}, which was compiled"
+    without = f", without {left_out} records" if left_out else ""
+    return f"{used}{without}: the untuned prediction has {verdict.gain.value:.2f} times its {by}"
 
 
 def _to_dict(ratio: Ratio) -> dict[str, float]:

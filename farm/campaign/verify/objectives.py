@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Energy, EnergySpec
+from farm.campaign.plan_estimate import WINDOW_S
 from farm.campaign.verify.journal import VerificationJournal
 from farm.campaign.verify.programs import RecordKey
 from farm.types.campaigns import Order, TypeOrder
 
 # Half of the 95 % interval that is aimed at, relative to the energy.
 PRECISION = 0.02
-# The first window, in values of the slowest sensor, the most that follow, and the longest window in seconds.
-_UPDATES, _MOST_UPDATES, _LIMIT_S = 20, 2000, 10.0
+# Values of the slowest sensor: in the first window, and the most in later ones.
+_UPDATES, _MOST_UPDATES = 20, 2000
 
 
 def find_half_width(energy: Energy) -> float:
@@ -35,7 +36,7 @@ def plan_window(seen: Sequence[Energy]) -> EnergySpec:
     updates = _UPDATES
     if seen and (width := find_half_width(seen[-1])) < math.inf and seen[-1].busy.total is not None:
         updates = round(seen[-1].busy.total.updates * max(1.0, width / PRECISION) ** 2)
-    return EnergySpec(min_updates=min(max(updates, _UPDATES), _MOST_UPDATES), limit_s=_LIMIT_S, idle_s=0.0)
+    return EnergySpec(min_updates=min(max(updates, _UPDATES), _MOST_UPDATES), limit_s=WINDOW_S, idle_s=0.0)
 
 
 def describe_energy(seen: Sequence[Energy]) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def describe_energy(seen: Sequence[Energy]) -> dict[str, Any]:
     low_j, high_j = (statistics.median((each.per_call_ci_j or (0.0, 0.0))[side] for each in known) for side in (0, 1))
     note = ""
     if width > PRECISION:
-        note = f"the interval is +-{width:.1%}: {_LIMIT_S:g} s of sampling do not reach {PRECISION:.0%}"
+        note = f"the interval is +-{width:.1%}: {WINDOW_S:g} s of sampling do not reach {PRECISION:.0%}"
     return {
         "energy_j": statistics.median(each.per_call_j or 0.0 for each in known),
         "energy_ci_j": [low_j, high_j],
