@@ -6,19 +6,23 @@ is missing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import _farm
 import _machine
-import _ncnn
 
+from farm import emulation
 from farm.errors import UnavailableError
 
 sys.path.insert(0, str(_machine.ROOT / "deploy" / "emulated-board"))
@@ -33,8 +37,8 @@ _RUN_S = 1800.0
 class Job:
     """One program and what it is given.
 
-    `engine` is one of the agent's, or `ncnn` or `ncnn half` (precision), whose `files` are two. Inputs are an npz, or
-    (shape, dtype) of each to be filled with random numbers.
+    `engine` is one of the agent's, or `ncnn half` (precision). Inputs are an npz, or (shape, dtype) of each, filled
+    with random numbers.
     """
 
     engine: str
@@ -63,16 +67,16 @@ def require_board() -> Path:
 
 def require_wheels() -> Path:
     """A folder with ONNX Runtime, of the version that is here, and ncnn for the board's Python."""
-    wheels = {"onnxruntime": importlib.metadata.version("onnxruntime"), "ncnn": _ncnn.NCNN}
-    folder = _ncnn.cache_folder() / "-".join(["aarch64", *(f"{k}-{v}" for k, v in wheels.items()), root.PYTHON_VERSION])
+    wheels = {"onnxruntime": importlib.metadata.version("onnxruntime"), "ncnn": emulation.NCNN}
+    folder = cache_folder() / "-".join(["aarch64", *(f"{k}-{v}" for k, v in wheels.items()), root.PYTHON_VERSION])
     if not folder.exists():
         _machine.say(f"installing ONNX Runtime and ncnn for aarch64 into {folder}")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         pip += ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={root.PYTHON_VERSION}"]
         pip += [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(root.GLIBC_MINOR, 16, -1)]
         pip += ["--platform=manylinux2014_aarch64"]
-        with _ncnn.appearing(folder) as part:
-            _ncnn.run_command([*pip, "--target", str(part), *(f"{k}=={v}" for k, v in wheels.items())], 600.0)
+        with appearing(folder) as part:
+            _farm.run_command([*pip, "--target", str(part), *(f"{k}=={v}" for k, v in wheels.items())], 600.0)
     return folder
 
 
@@ -108,3 +112,23 @@ def describe(executed: Executed, flop: float) -> dict[str, Any]:
         "load_store_share": _machine.round_to(executed.loads_stores / executed.instructions, 3),
         "flop_per_instruction": _machine.round_to(flop / executed.instructions, 3),
     }
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tvm-farm-benchmarks"
+
+
+@contextlib.contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when it is complete. Raises UnavailableError for what the system refuses."""
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.rename(folder)
+    except OSError as error:
+        if folder.exists():  # another process was faster
+            return
+        raise UnavailableError(f"{folder} cannot be made: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

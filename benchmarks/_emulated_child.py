@@ -32,7 +32,7 @@ def main() -> None:
     results = []
     for job in order["jobs"]:
         arrays = read_inputs(job["inputs"])
-        run, collect = (load_ncnn if job["engine"].startswith("ncnn") else load_program)(job, arrays)
+        run, collect = load_program(job, arrays)
         outputs = run()
         if job["outputs"]:
             np.savez(job["outputs"], *collect(outputs))
@@ -51,7 +51,7 @@ def record(order: Any) -> None:
     """One run of the only job, counted, after one of which only caches are followed."""
     (job,) = order["jobs"]
     arrays = read_inputs(job["inputs"])
-    run, collect = (load_ncnn if job["engine"].startswith("ncnn") else load_program)(job, arrays)
+    run, collect = load_program(job, arrays)
     with Path(order["control"]).open("r+b") as file, mmap.mmap(file.fileno(), 4096) as control:
         run()
         for state in (1, 2):
@@ -71,29 +71,19 @@ def read_inputs(given: Any) -> dict[str, Any]:
 
 
 def load_program(job: Any, arrays: dict[str, Any]) -> Any:
-    """As the agent runs it."""
+    """As the agent runs it, but that `ncnn half` may use half precision where the processor can."""
     from device_agent.protocol import Engine, Limits, RunSpec
-    from device_agent.worker import engines
+    from device_agent.worker import engines, rivals
 
-    return engines.load_program(RunSpec(Engine(job["engine"]), limits=Limits(threads=1)), Path(job["files"][0]), arrays)
-
-
-def load_ncnn(job: Any, arrays: dict[str, Any]) -> Any:
-    """As `_ncnn.py` runs it on this machine."""
-    import _ncnn_child
-    import ncnn
-
-    net = _ncnn_child.load(ncnn, *job["files"], 1, half=job["engine"] == "ncnn half")
-    ((values),) = arrays.values()
-    kept = np.ascontiguousarray(values[0])
-    image = ncnn.Mat(kept)
-
-    def run() -> list[Any]:
-        extractor = net.create_extractor()
-        extractor.input(net.input_names()[0], image)
-        return [extractor.extract(name)[1] for name in net.output_names()]
-
-    return run, lambda outputs: [np.array(output)[None] for output in (outputs, kept)[0]]
+    name, _, half = job["engine"].partition(" ")
+    spec, program = RunSpec(Engine(name), limits=Limits(threads=1)), Path(job["files"][0])
+    if spec.engine is not Engine.NCNN:
+        return engines.load_program(spec, program, arrays)
+    if half:
+        rivals.NCNN_OFF = ("use_bf16_storage",)
+    kept = {name: np.ascontiguousarray(each[0]) for name, each in arrays.items()}
+    run, collect = engines.load_program(spec, program, kept)
+    return run, lambda outputs: [each[None] for each in (collect(outputs), kept)[0]]
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
 from farm.crew.local import LocalFarm
-from farm.errors import FarmError
+from farm.errors import FarmError, UnavailableError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
@@ -292,6 +293,8 @@ def time_in_turns(
         for name, program in programs.items():
             if isinstance(program, Program):
                 inputs = named if program.engine is Engine.ONNXRUNTIME else ordered
+                if program.engine is Engine.NCNN:  # it has no batch dimension
+                    inputs = {key: array[0] for key, array in inputs.items()}
                 done = _run_on_board(session, settings, name, program, inputs, per_round)
             else:
                 done = program(WARMUP_RUNS, per_round)
@@ -307,7 +310,8 @@ def _run_on_board(
     outcome, outputs = session.run_model(spec, program.library, inputs)
     if outcome.status is not Status.OK:
         raise ProgramFailed(f"{name} does not run: {outcome.status} {outcome.message}")
-    return Timing(list(outcome.latency_s), [np.asarray(value) for value in outputs.values()])
+    arrays = [np.asarray(value) for value in outputs.values()]
+    return Timing(list(outcome.latency_s), [each[None] for each in arrays] if program.engine is Engine.NCNN else arrays)
 
 
 @contextlib.contextmanager
@@ -326,3 +330,14 @@ def quiet_board(settings: Settings) -> Iterator[BoardSession]:
 def matches(timing: Timing, reference: Timing) -> bool:
     """Whether two programs computed the same."""
     return compare(timing.outputs, reference.outputs).matches
+
+
+def run_command(command: Sequence[str], timeout_s: float) -> None:
+    """Run a command quietly. Raises UnavailableError with its last line."""
+    try:
+        subprocess.run(command, capture_output=True, timeout=timeout_s, check=True)
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"{Path(command[0]).name} did not end within {timeout_s:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout or b"nothing").decode(errors="replace").strip().splitlines()
+        raise UnavailableError(f"{Path(command[0]).name} failed: {said[-1] if said else 'it said nothing'}") from error

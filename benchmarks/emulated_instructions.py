@@ -15,11 +15,11 @@ from typing import Any
 import _emulated
 import _farm
 import _machine
-import _ncnn
 import numpy as np
 
 import farm.settings
 from device_agent.protocol import Engine
+from farm.artifacts import rivals
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
@@ -74,8 +74,10 @@ def measure_model(model: _farm.Model, runs: int, folder: Path) -> dict[str, Any]
             try:
                 files: tuple[Path, ...]
                 if engine == "ncnn":
-                    network = _ncnn.convert(_ncnn.require_environment(), model)
-                    files, kind = (network / "model.ncnn.param", network / "model.ncnn.bin"), engine
+                    network = Path(name) / "model.zip"
+                    shapes = [spec.static_shape for spec in model.inputs]
+                    network.write_bytes(rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
+                    files, kind = (network,), engine
                 elif engine == "ours":
                     files, kind = (library,), Engine.RELAX_VM.value
                 else:

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import math
 import statistics
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 import _emulated
 import _farm
 import _machine
-import _ncnn
 import _recorded
 import numpy as np
 
 from device_agent.emulated.pipeline import load_core
+from device_agent.protocol import Engine
+from farm.artifacts import rivals
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
@@ -129,14 +131,16 @@ def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> l
     path = folder / f"{name}.onnx"
     path.write_bytes(dataclasses.replace(ZOO[name], **DIFFERENT.get(name, {})).build())
     model = _farm.read_model(str(path))
-    network = _ncnn.convert(_ncnn.require_environment(), model)
-    files = (network / "model.ncnn.param", network / "model.ncnn.bin")
-    layers = int(files[0].read_text().split()[1])
+    network = folder / f"{name}.zip"
+    shapes = [spec.static_shape for spec in model.inputs]
+    network.write_bytes(rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
+    with zipfile.ZipFile(network) as archive:
+        layers = int(archive.read("model.ncnn.param").split()[1])
     inputs = folder / f"{name}.npz"
     np.savez(inputs, **make_inputs(model.inputs, 0))
     runs = []
     for processor, names in PROCESSORS.items():
-        job = _emulated.Job("ncnn half", files, inputs)
+        job = _emulated.Job("ncnn half", (network,), inputs)
         caches = [cores[each]["caches"] for each in names]
         recording = _recorded.record(job, _emulated.require_wheels(), caches, processor)
         _machine.say(f"{name} on {processor}: {recording.instructions / 1e6:.0f} million instructions")

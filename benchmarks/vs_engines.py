@@ -2,30 +2,29 @@
 
 `--trials 0` compiles the prediction; with more, each model is tuned from nothing, and the prediction is timed too
 (`untried`). Ratios are ours over the other's, of medians; below 1, ours is faster. `ratio_of_least` compares the least
-times, when all cores are equally fast: ours splits work evenly, so one slow core delays all. ncnn is installed into its
-own environment the first time (`_ncnn.py`); if that fails, its columns are null and `ncnn` has the reason.
+times, when all cores are equally fast: ours splits work evenly, so one slow core delays all. ncnn comes with the extra
+`rivals`; without it its columns are null and `ncnn` has the reason.
 Default budget: about 7 minutes on two cores; with 512 trials about 15 more per model.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 import _farm
 import _machine
-import _ncnn
 import _peak
 
 import farm.settings
 from device_agent.protocol import Engine
+from farm.artifacts import rivals
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
 from farm.measure.session import BoardSession
 from farm.measure.statistics import SampleSummary, summarise
 from farm.models import zoo
-from farm.models.inputs import make_inputs
 from farm.search.target import host_target
 from farm.settings import Settings
 
@@ -50,7 +49,7 @@ def measure(options: Any) -> dict[str, Any]:
     settings = farm.settings.load()
     models = {model.source.name: model for model in map(_farm.read_model, options.models.split(","))}
     threads = [int(text) for text in options.threads.split(",")]
-    environment, reason = find_ncnn()
+    ncnn = find_ncnn()
     built = _farm.build_all(settings, models, options.trials)
     untried = _farm.build_all(settings, models, 0) if options.trials else {}
     peaks = _peak.Peaks(host_target(_machine.cores()), threads)
@@ -68,7 +67,9 @@ def measure(options: Any) -> dict[str, Any]:
             for count in threads:
                 peaks.measure(session, settings)
                 try:
-                    figures = compare_engines(session, settings, model, libraries, count, environment, options.runs)
+                    figures = compare_engines(
+                        session, settings, model, libraries, count, ncnn is not None, options.runs
+                    )
                 except _farm.ProgramFailed as error:
                     figures = {"latency_ms": {}, "ratio_to": None, "error": str(error)}
                 row["threads"][str(count)] = figures
@@ -76,7 +77,7 @@ def measure(options: Any) -> dict[str, Any]:
             rows.append(row)
     return {
         "machine_quiet": quiet,
-        "ncnn": {"version": _ncnn.NCNN if environment else None, "reason": reason or None},
+        "ncnn": {"version": ncnn, "reason": None if ncnn else "ncnn is not installed"},
         "ratio_is": "ours / the other's, medians; below 1 ours is the faster one",
         "interval_is": "95 % confidence of the median, bootstrap",
         "peak": peaks.summary,
@@ -84,13 +85,12 @@ def measure(options: Any) -> dict[str, Any]:
     }
 
 
-def find_ncnn() -> tuple[_ncnn.Environment | None, str]:
-    """The environment, or why there is none."""
+def find_ncnn() -> str | None:
+    """Ncnn's version, None if it is not installed."""
     try:
-        return _ncnn.require_environment(), ""
-    except UnavailableError as error:
-        _machine.say(f"without ncnn: {error}")
-        return None, str(error)
+        return importlib.metadata.version("ncnn")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def compare_engines(
@@ -99,23 +99,23 @@ def compare_engines(
     model: _farm.Model,
     libraries: Mapping[str, _farm.Built],
     threads: int,
-    environment: _ncnn.Environment | None,
+    has_ncnn: bool,
     runs: int,
 ) -> dict[str, Any]:
     """All engines in turns with so many threads; what cannot run ncnn says why."""
-    programs: dict[str, _farm.Program | _farm.Elsewhere] = {
+    programs = {
         **{name: _farm.Program(Engine.RELAX_VM, built.library, threads) for name, built in libraries.items()},
         "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, threads),
     }
-    (image,) = make_inputs(model.inputs, settings.seed).values()
     reason = ""
-    with contextlib.ExitStack() as stack:
-        if environment is not None:
-            try:
-                programs["ncnn"] = stack.enter_context(_ncnn.running(environment, model, image, threads))
-            except UnavailableError as error:
-                reason = str(error)
-        timed = _farm.time_in_turns(session, settings, model, programs, runs)
+    if has_ncnn:
+        try:
+            shapes = [spec.static_shape for spec in model.inputs]
+            network = rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes)
+            programs["ncnn"] = _farm.Program(Engine.NCNN, network, threads)
+        except UnavailableError as error:
+            reason = str(error)
+    timed = _farm.time_in_turns(session, settings, model, programs, runs)
     medians = {name: summarise(timing.samples) for name, timing in timed.items()}
     return {
         "latency_ms": {name: _latency(medians.get(name)) for name in ENGINES},

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Runs once and returns the engine's outputs; and how to copy those into arrays.
 Runner = Callable[[], Any]
 Collector = Callable[[Any], "list[NDArray[Any]]"]
+# ncnn's options that are turned off: its 16-bit types.
+NCNN_OFF = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
 
 
 def _import(called: str, *names: str) -> Any:
@@ -88,7 +90,7 @@ def _load_ncnn(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Co
     net = ncnn.Net()
     net.opt.num_threads = limits.thread_count(spec.limits)
     net.opt.use_vulkan_compute = False
-    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
+    for option in NCNN_OFF:
         setattr(net.opt, option, False)
     with _loading("ncnn"), _unpacked(program):
         if net.load_param("model.ncnn.param") or net.load_model("model.ncnn.bin"):

@@ -51,7 +51,7 @@ def make_variant(
             if any(array.ndim < 2 or array.shape[0] != 1 for array in arrays.values()):
                 raise UnavailableError("ncnn takes one example at a time: inputs must have a batch size of 1")
             arrays = {name: array[0] for name, array in arrays.items()}
-        data = _convert(data, [array.shape for array in inputs.values()], _FILES[engine], called)
+        data = convert(engine, data, [array.shape for array in inputs.values()])
     elif engine is Engine.TFLITE:
         path = Path(opened.about.origin)
         if path.suffix != conversion.SUFFIX or opened.about.batch is not None:
@@ -67,9 +67,9 @@ def is_emulated(board: Description) -> bool:
     return board.simulated and board.architecture == "aarch64"
 
 
-def _convert(model: bytes, shapes: Sequence[tuple[int, ...]], wanted: Sequence[str], called: str) -> bytes:
-    """Convert by pnnx in float32; return a zip of the wanted files. Raises UnavailableError."""
-    pnnx = _find_pnnx()
+def convert(engine: Engine, model: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
+    """Convert an ONNX model by pnnx in float32 for ncnn or PyTorch; return a zip. Raises UnavailableError."""
+    pnnx, wanted, called = _find_pnnx(), _FILES[engine], ENGINES[engine]
     with tempfile.TemporaryDirectory(prefix="farm-pnnx-") as name:
         folder, packed = Path(name), io.BytesIO()
         (folder / "model.onnx").write_bytes(model)
