@@ -25,7 +25,7 @@ TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
-	test-ray-floor check lint unit bench bench-long generated kept-emulations zoo-records docs pictures images dist dist-check sbom release lock clean
+	test-ray-floor check lint unit bench bench-long generated kept-emulations zoo-records docs pictures bench-pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -45,6 +45,7 @@ help:
 	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
+	@echo "make bench-pictures  those of docs/howto/compare-engines.md, in a home of their own"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
 	@echo "make images       images of coordinator, builder and agent, with buildah, podman or docker"
 	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
@@ -178,6 +179,19 @@ docs: build/docs/packages
 
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
+
+# The first needs PyTorch as well, the last deploy/emulated-board/build; ARGS names some of runs, batches, matrix.
+bench-pictures: setup
+	@set -e; out=build/pictures; export FARM_HOME=$$PWD/$$out/home; farm=$(BIN)/farm; mkdir -p $$FARM_HOME; \
+	for name in $(or $(ARGS),runs batches matrix); do case $$name in \
+	runs) FARM_MODEL_RUNS=40 $$farm model bench squeezenet1.1 --against onnxruntime,ncnn,pytorch,rule,untuned --out $$out; \
+		cp $$out/runs-squeezenet1.1.png docs/images/bench-runs.png;; \
+	batches) $$farm model bench squeezenet1.1 --batch 1,2,4,8 --against onnxruntime --out $$out; \
+		cp $$out/batches-squeezenet1.1.png docs/images/bench-batches.png;; \
+	matrix) trap "$$farm down" EXIT; $$farm up; $$farm board add nano --virtual jetson-nano; \
+		$$farm model bench squeezenet1.1 mobilenet_v2 resnet18 --board nano --against ncnn; \
+		$$farm report matrix --board-type jetson-nano --out $$out; cp $$out/matrix.png docs/images/bench-matrix.png;; \
+	esac; done
 
 # ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md. OCI's format has no health checks.
 images:

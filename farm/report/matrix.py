@@ -36,6 +36,11 @@ class MatrixCell:
         """Return log2 of the rival's latency over ours: 1 is twice as fast."""
         return math.log2(self.rival.median_s / self.figure.median_s) if self.rival else None
 
+    @property
+    def is_faster(self) -> bool:
+        """Say whether we are faster than the rival, the 95 % intervals being apart."""
+        return self.rival is not None and self.figure.high_s < self.rival.low_s
+
 
 def make_matrix(results: Iterable[StoredResult]) -> list[MatrixCell]:
     """Return one cell for each model, precision, batch and place, from its newest result; the greatest gain first.
@@ -137,7 +142,7 @@ def plan_chart(cells: Sequence[MatrixCell]) -> Chart | None:
     return Chart(
         "matrix",
         "Gain over the best rival by model, precision and board",
-        f"Faster than the best rival in {sum((each.gain or 0) > 0 for each in shown)} of {len(shown)} cases",
+        f"Faster than the best rival in {sum(each.is_faster for each in shown)} of {len(shown)} cases",
         "right of 0: tvm-farm is faster",
         (Panel(axis, ChartAxis(rows=tuple(names)), tuple(marks), (Reference(charts.INK, "as fast", x=0.0),)),),
         1.0 + 0.34 * len(names),
