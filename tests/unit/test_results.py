@@ -76,7 +76,7 @@ def test_prices_need_units(texts: tuple[str, str, str], said: str) -> None:
 
 
 def test_the_matrix_has_the_newest_result_with_a_rival(tmp_path: pathlib.Path) -> None:
-    """Cells are sorted by gain; untuned code is no rival; a bare run does not hide a comparison."""
+    """Cells are sorted by gain; untuned code is no rival; a bare run does not hide a comparison; ties are no gains."""
     found = [
         make_run(9, 0.001),
         make_result(4, ours_s=0.040, board_type="jetson-tx2"),
@@ -86,6 +86,8 @@ def test_the_matrix_has_the_newest_result_with_a_rival(tmp_path: pathlib.Path) -
     ]
     cells = matrix.make_matrix(found)
     assert [(each.result, each.gain) for each in cells] == [(3, 1.0), (4, -1.0), (1, None)]
+    assert [each.is_faster for each in cells] == [True, False, False]
+    assert not matrix.make_matrix([make_result(ours_s=0.0199)])[0].is_faster
     costs = results.read_costs("0.36EUR", "", "")
     paths = matrix.write_matrix(cells, costs, tmp_path)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "matrix.csv").read_text())))
