@@ -52,7 +52,7 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 # Durations, which are numbers of seconds in Python and need a unit in a file.
-_SPANS = frozenset({"wall_clock", "min_repeat", "timeout"})
+_SPANS = frozenset({"wall_clock", "min_repeat", "timeout", "deadline"})
 
 
 def _name_units(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +82,8 @@ class Campaign:
         search: Mapping[str, Any] | None = None,
         measure: Mapping[str, Any] | None = None,
         priority: int = 0,
+        objective: str = "latency",
+        deadline: str | float | None = None,
         home: str | pathlib.Path | None = None,
     ) -> None:
         document = {
@@ -93,6 +95,8 @@ class Campaign:
             "search": search or {},
             "measure": _name_units(measure or {}),
             "priority": priority,
+            "objective": objective,
+            **_name_units({} if deadline is None else {"deadline": deadline}),
         }
         self._settle(name, check_campaign(document, f"campaign {name}"), home)
 
@@ -308,14 +312,17 @@ def optimize(
     boards: str | Sequence[str] = LOCAL,
     trials: int = 500,
     *,
+    objective: str = "latency",
+    deadline: str | float | None = None,
     name: str | None = None,
     home: str | pathlib.Path | None = None,
     say: Say = print_note,
 ) -> Optimization:
     """Begin to tune a model, a file or a name of the zoo, for types of boards; `wait` waits for the end.
 
-    `name` is the campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with
-    ETA every ten seconds; it prints on stderr. Raises UsageError.
+    `objective` and `deadline` decide between finalists as in a campaign file, on boards of a fleet. `name` is the
+    campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with ETA every ten
+    seconds; it prints on stderr. Raises UsageError.
     """
     types = [boards] if isinstance(boards, str) else list(boards)
     if not types or (LOCAL in types and len(types) > 1):
@@ -326,9 +333,13 @@ def optimize(
     settings = settings if home is None else dataclasses.replace(settings, home=str(home))
     text = str(model)
     if types == [LOCAL]:
+        if objective != "latency":
+            raise UsageError(f"the objective {objective} needs boards of a fleet", "Name their type in `boards`.")
         return Optimization(text, trials, settings, say, None)
     called = name or f"{pathlib.Path(text).stem.replace('.', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    campaign = Campaign(name=called, models=[model], boards=types, budget=trials, home=home)
+    campaign = Campaign(
+        name=called, models=[model], boards=types, budget=trials, objective=objective, deadline=deadline, home=home
+    )
     campaign.submit(say)
     return Optimization(text, trials, settings, say, campaign)
 

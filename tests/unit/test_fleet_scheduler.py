@@ -601,3 +601,15 @@ def test_a_board_whose_waiting_job_is_taken_gets_another_at_once() -> None:
     decisions = hands.measure(failing.assignment, FaultSide.BOARD)
     begun = {each.board: each.job for each in decisions if isinstance(each, v.Measure)}
     assert begun == {failing.board: waiting.job, waiting.board: failing.job}
+
+
+def test_a_budget_of_energy_ends_a_campaign() -> None:
+    """The search ends once its measurements have used the joules; those of finalists count too."""
+    hands = Hands()
+    hands.boards("n1")
+    hands.tell(v.CampaignAdded(campaign(budget=Budget(energy_j=10.0)), energy_j=4.0))
+    hands.supply()
+    hands.tell(v.Measured(hands.running()[0].assignment, None, 1.0, 1e-3, 3.0))
+    assert hands.status() is not v.Status.FINISHED
+    hands.tell(v.FinalistMeasured("vision", 1.0, 3.0))
+    assert (hands.status(), hands.state.campaigns["vision"].energy_j) == (v.Status.FINISHED, 10.0)

@@ -14,6 +14,7 @@ from farm.selection.decision import Decision
 from farm.selection.rounds import Contest
 from farm.selection.tie import TieRule
 from farm.types.campaigns import TypeOrder, WorkloadOrder
+from farm.units import parse_energy_j
 
 ENERGY = TieRule(looks=(4,), objective=Objective.ENERGY)
 # Seconds and joules a call: `fast` takes a third more energy than `frugal`, `slow` has both wrong.
@@ -115,3 +116,15 @@ def test_a_deadline_is_shared_by_the_fastest() -> None:
     assert objectives.find_slack(of_type, ("m", "n"), {"a": 2e-3, "b": 4e-3}, 16e-3) == pytest.approx(2.0)
     assert objectives.find_slack(of_type, ("m",), {"a": 2e-3}, 1e-3) == pytest.approx(0.5)
     assert objectives.find_slack(of_type, ("m",), {}, 1e-3) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "energy_j"), [("500J", 500.0), ("20kJ", 2e4), ("5.5 Wh", 19800.0), ("5", None), ("0J", None)]
+)
+def test_energies_have_units(text: str, energy_j: float | None) -> None:
+    """Energy is parsed with its unit; without one, or of nothing, it is refused."""
+    if energy_j is None:
+        with pytest.raises(ValueError, match="500J, 20kJ"):
+            parse_energy_j(text)
+    else:
+        assert parse_energy_j(text) == pytest.approx(energy_j)
