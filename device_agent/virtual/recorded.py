@@ -116,7 +116,8 @@ def record(
         )
         if done.returncode:
             said = (done.stderr or done.stdout).decode(errors="replace").strip().rsplit("\n", 1)[-1]
-            raise LoadError(f"{engine} ended with {done.returncode} in the emulator: {said[:_MOST_SAID]}")
+            said = said.rpartition("LoadError: ")[2][:_MOST_SAID]
+            raise LoadError(f"{engine} ended with {done.returncode} in the emulator: {said}")
         with np.load(outputs, allow_pickle=False) as archive:
             arrays = [archive[each] for each in archive.files]
         return dataclasses.replace(read(out.read_bytes(), len(caches)), outputs=arrays)

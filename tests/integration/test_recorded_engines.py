@@ -11,6 +11,7 @@ import pytest
 from device_agent.emulated.pipeline import load_core
 from device_agent.emulated.runs import Emulator
 from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
+from device_agent.session.plan import LoadError
 from device_agent.virtual import recorded
 from farm.artifacts.checking import run_reference
 from farm.artifacts.given_model import open_model
@@ -22,7 +23,10 @@ from tests.unit.artifacts import description
 
 
 def test_ncnn_is_recorded_once(emulated_root: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs are ONNX Runtime's; four threads take less time than one; the second run is read from the cache."""
+    """Outputs are ONNX Runtime's; four threads take less time than one; the second run is read from the cache.
+
+    A file that is no model is one sentence.
+    """
     opened, settings = open_model("tiny-cnn"), dataclasses.replace(load(), home=str(tmp_path))
     inputs = make_inputs(opened.inputs, 0)
     board = dataclasses.replace(description("aarch64", "jetson-nano"), simulated=True)
@@ -44,6 +48,10 @@ def test_ncnn_is_recorded_once(emulated_root: str, tmp_path: pathlib.Path, monke
     (reference,) = run_reference(opened.source, [("", inputs)])
     for given, wanted in zip(one.run(), reference, strict=True):
         np.testing.assert_allclose(given.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+    program.write_bytes(b"rubbish")
+    with pytest.raises(LoadError, match="in the emulator: ncnn cannot load the model: File is not a zip file"):
+        run(1)
+    program.write_bytes(variant.program)
     monkeypatch.setattr(recorded, "record", lambda *_: pytest.fail("it ran again"))
     seconds = [count_seconds(each.count(), core, 1e9, tasks)[0] for each, tasks in ((one, 1), (run(4), 4))]
     assert 0 < seconds[1] < seconds[0]
