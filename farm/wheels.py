@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import UnavailableError
 
 # A wheel of 100 MB over a slow line.
@@ -21,7 +21,7 @@ def fetch(requirement: str, sha256: str, options: Sequence[str] = ()) -> Iterato
     with tempfile.TemporaryDirectory(prefix="farm-fetch-") as folder:
         listed = Path(folder) / "requirements.txt"
         listed.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *options]
+        command = python_command("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *options)
         command += ["--disable-pip-version-check", "--require-hashes", "--requirement", str(listed), "--dest", folder]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)

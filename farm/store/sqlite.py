@@ -92,7 +92,8 @@ class SqliteDatabase:
     """A file in WAL mode. All its users share one kernel, and so its clocks."""
 
     migrates_itself = True
-    errors: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
+    # SQLite's message about a damaged file may quote bytes that are no text.
+    errors: tuple[type[Exception], ...] = (sqlite3.DatabaseError, UnicodeDecodeError)
     hint = "Set FARM_HOME to a folder that you can write to and that has space."
 
     def __init__(self, path: Path) -> None:

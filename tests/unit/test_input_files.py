@@ -140,4 +140,4 @@ def test_images_are_refused_for_what_they_are(tmp_path: pathlib.Path) -> None:
 def test_names_of_classes_are_text(path: str, reason: str) -> None:
     """A device or a program given with --classes is refused, and not read to its end."""
     with pytest.raises(UsageError, match=reason):
-        model_artifacts._read_labels(pathlib.Path(path))
+        model_artifacts.read_labels(pathlib.Path(path))
