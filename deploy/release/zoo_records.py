@@ -20,7 +20,7 @@ from farm.metaschedule.pull import SHIPPED_FILE
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MODELS = ("squeezenet1.1",)
-RIVALS = "ncnn,rule"
+RIVALS = "ncnn"
 
 
 def main() -> int:
@@ -29,9 +29,11 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="models of the zoo to tune")
     parser.add_argument("--more", default="mobilenet_v2,resnet18", help="models to time untuned beside them")
     parser.add_argument("--trials", type=int, default=720, help="trials of the whole campaign; 0: only the matrix")
+    parser.add_argument("--types", help="board types; default: all that can be emulated")
     parser.add_argument("--records", type=pathlib.Path, default=ROOT / "inventory" / SHIPPED_FILE)
     chosen = parser.parse_args()
-    types = sorted(name for name, each in load_board_types().items() if emulation.runs_own_code(each))
+    known = sorted(name for name, each in load_board_types().items() if emulation.runs_own_code(each))
+    types = chosen.types.split(",") if chosen.types else known
     program = str(pathlib.Path(sys.executable).with_name("farm"))
     with tempfile.TemporaryDirectory(prefix="farm-zoo-") as folder:
         environment = os.environ | {"FARM_HOME": f"{folder}/home"}
