@@ -384,7 +384,14 @@ def _events(document: Document) -> Iterator[Listing]:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items() if value is not None)
+    def say(key: str, value: Any) -> str:
+        name, _, unit = key.rpartition("_")
+        number = f"{value:,g}" if isinstance(value, float) else value
+        return (
+            f"{name.replace('_', ' ')} {number} {unit.upper()}" if unit == "j" else f"{key.replace('_', ' ')} {number}"
+        )
+
+    return ", ".join(say(key, value) for key, value in values.items() if value is not None)
 
 
 def _latency(seconds: float | None) -> str:

@@ -81,7 +81,8 @@ def write_csv(cells: Sequence[MatrixCell], costs: Costs) -> str:
         row = [each.model, figure.precision, figure.batch, each.place, rival.code if rival else "", each.gain]
         row += [figure.median_s, rival.median_s if rival else None, figure.fps, figure.energy_j]
         row += [each.scores.get(name) for name in SCORES]
-        writer.writerow([*row, costs.price(figure), costs.currency, costs.count(figure), each.result])
+        row += [costs.price(figure), costs.currency, costs.count(figure), each.result]
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
     return out.getvalue()
 
 
