@@ -22,7 +22,7 @@ from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
 from farm.artifacts.given_model import open_model
 from farm.artifacts.timing import Timed
 from farm.campaign.verify import final_rules
-from farm.campaign.verify.finals import list_layer_rounds
+from farm.campaign.verify.final_rules import list_layer_rounds
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import target as targets
