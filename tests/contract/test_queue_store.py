@@ -108,6 +108,7 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     execute(place, "DROP TABLE board_ways")
     execute(place, "DROP TABLE board_requests")
     execute(place, "DROP TABLE board_usage")
+    execute(place, "DROP TABLE results")
     for column in ("kind", "since_s", "through"):
         execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
     for column in ("power", "core"):
