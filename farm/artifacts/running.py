@@ -102,6 +102,10 @@ def write_outputs(outputs: Mapping[str, Any], path: Path) -> None:
 
 def find(artifact: Artifact, outputs: Mapping[str, Any], count: int, scale: float) -> list[dict[str, Any]]:
     """Return the classes or boxes of `runtime.tasks`; empty for other models."""
+    return tasks.find(outputs, artifact.manifest.task, read_labels(artifact), count, scale)
+
+
+def read_labels(artifact: Artifact) -> list[str]:
+    """Return the names of an artifact's classes; [] where it has none."""
     known = "labels.txt" in artifact.manifest.files
-    labels = artifact.read_file("labels.txt").decode().splitlines() if known else []
-    return tasks.find(outputs, artifact.manifest.task, labels, count, scale)
+    return artifact.read_file("labels.txt").decode().splitlines() if known else []

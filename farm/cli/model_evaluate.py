@@ -12,7 +12,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import bench as benching
-from farm.artifacts import given_model, on_board, places
+from farm.artifacts import given_model, on_board, places, running
 from farm.artifacts import task as tasks
 from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
@@ -141,7 +141,7 @@ def describe(subject: Any, labels: Path | None = None) -> Facts:
         if text is not None:
             raise UsageError("--classes: an artifact has its names", "`farm model compile --classes` gives them to it.")
         manifest = subject.artifact.manifest
-        task, outputs, names = manifest.task, manifest.outputs, evaluation.read_labels(subject.artifact)
+        task, outputs, names = manifest.task, manifest.outputs, running.read_labels(subject.artifact)
     else:
         task, outputs = given_model.find_given_task(subject.opened.source, subject.opened.inputs)
         names = (text or given_model.find_labels(subject.opened) or b"").decode().splitlines()

@@ -15,7 +15,7 @@ from device_agent.protocol import Engine, RunSpec
 from farm.artifacts.checking import open_reference, take_inputs
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.running import read_energy
+from farm.artifacts.running import read_energy, read_labels
 from farm.artifacts.runtime import InputError, boxes, tasks
 from farm.artifacts.runtime.inputs import read_arrays
 from farm.artifacts.runtime.lengths import Fitted, fit
@@ -43,7 +43,7 @@ Run = Callable[[Sequence[Mapping[str, Any]]], list[list[Any]]]
 
 
 @dataclasses.dataclass
-class Results:
+class VariantResults:
     """What one variant found, by example: ranks of the true class, boxes, or relative errors; and the best class."""
 
     task: str
@@ -58,7 +58,7 @@ class Results:
 class Scorer:
     """Figures and changes of all variants on the same examples."""
 
-    def __init__(self, task: str, examples: Sequence[Example], results: Mapping[str, Results]) -> None:
+    def __init__(self, task: str, examples: Sequence[Example], results: Mapping[str, VariantResults]) -> None:
         """Score. Raises UnavailableError where detectors are scored without pycocotools."""
         self.task, self.examples, self.results = task, examples, results
         self._figures: dict[str, tuple[tuple[float, float], Any]] = {}
@@ -184,9 +184,9 @@ def score(
 
 def run_examples(
     about: Any, runs: Mapping[str, Run], examples: Sequence[Example], task: str, say: Say
-) -> dict[str, Results]:
+) -> dict[str, VariantResults]:
     """Run every example through every program, in turns after as many examples as a message holds."""
-    results = {name: Results(task) for name in runs}
+    results = {name: VariantResults(task) for name in runs}
     names = [each.name for each in about.outputs]
     size = _count_most(about)
     for begin in range(0, len(examples), size):
@@ -277,9 +277,3 @@ def open_artifact(artifact: Artifact, board: HeldForModels) -> Run:
         return found
 
     return run
-
-
-def read_labels(artifact: Artifact) -> list[str]:
-    """Return the names of an artifact's classes; [] where it has none."""
-    known = "labels.txt" in artifact.manifest.files
-    return artifact.read_file("labels.txt").decode().splitlines() if known else []

@@ -15,9 +15,6 @@ from farm.report.charts import Chart, ChartAxis, Marks, Panel, Reference
 from farm.report.results import OURS, SCORES, Costs, Figure, list_figures, say_score
 from farm.store.results import StoredResult
 
-# Programs that are no other engine: untuned TVM, a baseline of ours, and ours without records.
-_NO_RIVALS = ("TVM, untuned", "the baseline", "tvm-farm, no record")
-
 
 @dataclasses.dataclass(frozen=True)
 class MatrixCell:
@@ -53,7 +50,7 @@ def make_matrix(results: Iterable[StoredResult]) -> list[MatrixCell]:
         figures = list_figures(result)
         place = result.board_type + (" GPU" if result.device == "gpu" else "")
         place += " (simulated)" if result.simulated else ""
-        rivals = [each for each in figures if each.code != OURS and each.code not in _NO_RIVALS]
+        rivals = [each for each in figures if each.is_rival]
         best = min(rivals, key=lambda each: each.median_s, default=None)
         for each in figures:
             if each.code != OURS:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from device_agent.protocol import Engine
 from farm.errors import UsageError
 from farm.store.results import StoredResult
 from farm.values import BENCH, EVALUATE
@@ -22,9 +23,13 @@ _A_MILLION = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One program's figures of one result; latency (s, with the ends of its 95 % interval) is of a whole batch."""
+    """One program's figures of one result; a rival is another engine.
+
+    Latency (s, with the ends of its 95 % interval) is of a whole batch.
+    """
 
     code: str
+    is_rival: bool
     precision: str
     batch: int
     median_s: float
@@ -65,6 +70,7 @@ def _read(
     latency = row["latency_s"]
     return Figure(
         row.get("label") or name,
+        name in set(map(str, Engine)),
         str(row.get("precision") or precision),
         int(row.get("batch") or batch),
         float(latency["median"]),

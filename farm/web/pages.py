@@ -249,6 +249,13 @@ async def reserve_board(request: Request, name: str) -> Response:
     return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)
 
 
+def read_number(what: str, text: str, command: str) -> int:
+    """Read the number of a sweep or result; `command` lists them. Raises UsageError."""
+    if not text.isdecimal() or len(text) > 18:
+        raise errors.UsageError(f"there is no {what} {text[:40]!r}", f"`{command}` shows those that there are.")
+    return int(text)
+
+
 async def read_form(request: Request) -> dict[str, str]:
     """Read a form's fields; `Guard` has limited its size and time."""
     body = await request.body()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from farm.errors import UsageError
 from farm.report import matrix, results
 from farm.web import charts
-from farm.web.pages import PER_PAGE, PageNumber, get_view, show, turn
+from farm.web.pages import PER_PAGE, PageNumber, get_view, read_number, show, turn
 from farm.web.view import Text
 
 router = APIRouter(include_in_schema=False)
@@ -41,7 +40,7 @@ def list_results(request: Request, page: PageNumber = 1) -> HTMLResponse:
 def compare_results(request: Request, one: Text = "", other: Text = "") -> HTMLResponse:
     """Show two results side by side."""
     with get_view(request).stores.lend() as store:
-        first, second = (store.results.require(_read_number(text)) for text in (one, other))
+        first, second = (store.results.require(read_number("result", text, "farm bench list")) for text in (one, other))
     return show(
         request,
         "result_pair.html",
@@ -50,9 +49,3 @@ def compare_results(request: Request, one: Text = "", other: Text = "") -> HTMLR
         changes=results.compare(first, second),
         command=f"farm bench compare {first.id} {second.id}",
     )
-
-
-def _read_number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise UsageError(f"there is no result {text[:40]!r}", "`farm bench list` shows those that there are.")
-    return int(text)

@@ -27,7 +27,7 @@ from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare, nvpmodel
 from farm.types import campaigns
 from farm.web import charts, now, orders
-from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, show, turn
+from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, read_number, run_apart, show, turn
 from farm.web.series import Course
 from farm.web.view import Text, View
 
@@ -258,7 +258,7 @@ def show_sweep(
         own = stored.goal_from_dict(store.sweeps.require(sweep).goal)
         goal = _read_goal(own, deadline, max_power, objective)
         document = view.sweeps.find(store, sweep, goal)
-        other = view.sweeps.find(store, _read_number(beside)) if beside else None
+        other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
         choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
     words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
     words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
@@ -288,12 +288,6 @@ def show_sweep(
 
 def _has_points(document: Mapping[str, Any]) -> bool:
     return any(row["energy_j"] for series in document["series"] for row in sweep_rows.counted(series))
-
-
-def _read_number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise UsageError(f"there is no sweep {text[:40]!r}", "`farm sweep list` shows those that there are.")
-    return int(text)
 
 
 def _read_goal(own: Goal, deadline: str, max_power: str, objective: str) -> Goal:
