@@ -102,7 +102,7 @@ def judge(
     part = {"model": model["model"], "board": board["name"], "board_type": board["type"]}
     part |= {"simulated": board["simulated"], "device": subject.device, "verdict": verdict}
     part |= {"verified": verified.model_dump(mode="json")}
-    part |= {key: benched[key] for key in ("operating_point", "threads", "clocks")}
+    part |= {key: benched[key] for key in ("operating_point", "threads", "clocks")} | {"doubt": model.get("doubt", "")}
     part |= {"rounds": len(timed.rounds), "conditions": judged, "candidate": None, "baseline": None}
     for key, name in (("candidate", OURS), ("baseline", BASELINE)):
         if name in artifacts:

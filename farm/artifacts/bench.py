@@ -199,8 +199,8 @@ def _share(limits: Limits, instances: int, board: HeldForModels, subjects: Seque
         raise UsageError(f"--instances: {board.name} is simulated, and simulated boards run one instance at a time")
     if any(each.device != CPU for each in subjects):
         raise UsageError("--instances: a GPU runs one instance at a time", "Leave --device and --instances apart.")
-    if instances > (cores := len(board.description.cores_online)):
-        raise UsageError(f"--instances {instances}: {board.name} has {cores} cores")
+    if instances > board.cores:
+        raise UsageError(f"--instances {instances}: {board.name} has {board.cores} cores")
     return dataclasses.replace(limits, threads=max(1, limits.threads // instances))
 
 

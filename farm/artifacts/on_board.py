@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, RunSpec, Status
+from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, RunSpec, Status
 from farm.artifacts.catalogue import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
@@ -19,6 +19,7 @@ from farm.errors import PermanentError, UsageError
 from farm.gpu import code as gpu_code
 from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.points.grid import find_online
 from farm.points.values import format_clocks
 from farm.settings import Settings
 from farm.store import Store
@@ -34,10 +35,11 @@ class HeldForModels:
     """
 
     def __init__(
-        self, description: Description, settings: Settings, run: Run, pin: Callable[[OperatingPoint], object]
+        self, description: Description, settings: Settings, run: Run, pin: Callable[[OperatingPoint], PinReport]
     ) -> None:
         self.description, self.run = description, run
         self._settings, self._pin = settings, pin
+        self.cores = len(description.cores_online)  # those that are on
         self.point = DEFAULT_POINT
 
     @property
@@ -47,7 +49,9 @@ class HeldForModels:
 
     def pin(self, point: OperatingPoint, called: str) -> None:
         """Pin its clocks until the board is released. Raises the errors of `DrivenBoard.pin`."""
-        self._pin(point)
+        clocks = self._pin(point).clocks
+        if clocks is not None and clocks.clusters:
+            self.cores = len(find_online(clocks))
         self.point = called
 
     def read_clocks(self, outcome: Outcome, device: str) -> str:
@@ -57,8 +61,8 @@ class HeldForModels:
         return format_clocks(outcome, clusters, on_gpu=device == GPU)
 
     def limits(self, threads: int) -> Limits:
-        """Return a model's limits here; threads are limited to the online cores."""
-        settings, cores = self._settings, len(self.description.cores_online)
+        """Return a model's limits here; threads are limited to the cores that are on at the pinned point."""
+        settings, cores = self._settings, self.cores
         return Limits(
             timeout_s=settings.model_timeout_s,
             memory_bytes=settings.model_memory_bytes,
@@ -197,7 +201,7 @@ def hold_type(
         def run(spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
             return crew.call(board.run(spec, program, inputs))
 
-        def pin(point: OperatingPoint) -> object:
+        def pin(point: OperatingPoint) -> PinReport:
             return crew.call(board.pin(point))
 
         yield HeldForModels(description, settings, run, pin)

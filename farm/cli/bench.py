@@ -79,7 +79,7 @@ def list_results(
                 each.model,
                 _name_board(each),
                 ours and ours.precision,
-                ours and f"{ours.median_s * 1e3:.3f}",
+                ours and results.say_latency(ours),
                 ours and f"{ours.fps:,.1f}",
                 ", ".join(other.precision if other.code == results.OURS else other.code for other in figures[1:]),
                 each.by,
@@ -109,7 +109,7 @@ def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", batter
     rows: list[tuple[Any, ...]] = []
     for each in figures:
         price, count = costs.price(each), costs.count(each)
-        row = [each.code, each.precision, each.batch, f"{each.median_s * 1e3:.3f}"]
+        row = [each.code, each.precision, each.batch, results.say_latency(each)]
         row += [f"{each.low_s * 1e3:.3f} – {each.high_s * 1e3:.3f}", f"{each.fps:,.1f}"]
         row += [None if each.energy_j is None else format_number(each.energy_j * 1e3)]
         row += [None if each.size is None else format_bytes(each.size)]
@@ -119,20 +119,27 @@ def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", batter
         rows.append(tuple(row))
     tables.print_table(heads, rows, left=(0, 1))
     when = format_minute(found.recorded_at)
+    _say_doubts(found)
     output.say(f"result {found.id}: {found.model} on {_name_board(found)}, {found.kind} of {when} by {found.by}")
 
 
 @app.command("compare")
 @output.command
-def compare(one: _Result, other: _Other) -> output.Document:
-    """Compare two results, program by program. A tie where their 95 % intervals allow both."""
+def compare(
+    one: _Result,
+    other: _Other,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
+) -> output.Document:
+    """Compare two results, program by program. Judged where only latencies differ; a tie where intervals allow it."""
     with options.open_store_to_show() as store:
         first, second = store.results.require(one), store.results.require(other)
-    changes = results.compare(first, second)
+    changes = results.compare(first, second, mixed=mixed)
+    differences = results.list_differences(first, second)
     names = ("ratio", "low", "high", "energy", "verdict")
     yield [
         {"code": each.one.code, "precision": each.one.precision, "batch": each.one.batch}
         | {name: getattr(each, name) for name in names}
+        | {"differences": differences}
         for each in changes
     ]
     tables.print_table(
@@ -140,7 +147,7 @@ def compare(one: _Result, other: _Other) -> output.Document:
         [
             (
                 *(each.one.code, each.one.precision, each.one.batch),
-                *(f"{figure.median_s * 1e3:.3f}" for figure in (each.one, each.other)),
+                *(results.say_latency(figure) for figure in (each.one, each.other)),
                 *(f"{each.ratio:.3f}", f"{each.low:.3f} – {each.high:.3f}"),
                 None if each.energy is None else f"{each.energy:.3f}",
                 each.verdict,
@@ -150,6 +157,8 @@ def compare(one: _Result, other: _Other) -> output.Document:
         left=(0, 1, 8),
         spare=("Batch", "Precision"),
     )
+    _say_doubts(first, second)
+    output.say(*(f"not judged, because these differ: {'; '.join(differences)}" for _ in differences[:1]))
     output.say(
         *(
             f"{each.id}: {each.model} on {_name_board(each)}, {format_minute(each.recorded_at)}"
@@ -182,7 +191,12 @@ def show_matrix(
             {"model": each.model, "board": each.place, "result": each.result, "log2_gain": each.gain}
             | {"precision": each.figure.precision, "batch": each.figure.batch, "latency_s": each.figure.median_s}
             | {"rival": each.rival and each.rival.code, "fps": each.figure.fps, "energy_j": each.figure.energy_j}
-            | {"scores": each.scores, "per_million": costs.price(each.figure), "per_battery": costs.count(each.figure)}
+            | {
+                "doubt": each.figure.doubt,
+                "scores": each.scores,
+                "per_million": costs.price(each.figure),
+                "per_battery": costs.count(each.figure),
+            }
             for each in cells
         ],
         "currency": costs.currency,
@@ -195,11 +209,15 @@ def show_matrix(
     left = [heads.index(each) for each in ("Model", "Precision", "Board", "Best rival") if each in heads]
     spare = [each for each in ("Batch", "Best rival", "FPS", "Precision") if each in heads]
     tables.print_table(heads, rows, left=left, spare=spare, empty="no results yet; `farm model bench MODEL` makes one")
-    output.say(*(f"{kind}: {shlex.quote(path)}" for kind, path in paths.items()))
+    output.say(*matrix.say_doubts(cells), *(f"{kind}: {shlex.quote(path)}" for kind, path in paths.items()))
 
 
 def _read_type(board_type: str) -> str:
     return board_types.require_board_type(board_type).name if board_type else ""
+
+
+def _say_doubts(*found: StoredResult) -> None:
+    output.say(*(f"do not rely on result {each.id}, {doubt}" for each in found if (doubt := results.read_doubt(each))))
 
 
 def _name_board(result: StoredResult) -> str:

@@ -119,6 +119,8 @@ def gate(
     if rows := gate_page.list_findings(document):
         tables.print_table(("Board", "Must not be", "Found", "Verdict"), rows, left=(0, 1, 2, 3))
     for part in parts:
+        if part["doubt"]:
+            output.say(f"do not rely on the latencies of {part['model']}, {part['doubt']}")
         median_s = part["candidate"]["latency_s"]["median"]
         kept = f"; kept in {baseline}" if write_baseline else ""
         output.say(f"{part['model']} on {part['board']}: {median_s * 1e3:.3f} ms{kept}")

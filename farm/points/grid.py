@@ -111,7 +111,7 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
         )
     groups: dict[tuple[object, ...], list[GridPoint]] = {}
     for mode, cores, cpu_hz, gpu_hz, memory_hz in itertools.product(modes, core_sets, cpus, gpu, memory):
-        online = cores or _online_by(mode, coupling) or _online_now(clocks)
+        online = cores or _online_by(mode, coupling) or find_online(clocks)
         usable = {name: hz for name, hz in cpu_hz.items() if set(_cluster(clocks, name).cpus) & set(online)}
         point = OperatingPoint(mode, cores, usable, gpu_hz, memory_hz)
         # The dropped combination keeps the clocks that it asked for in its name.
@@ -289,8 +289,10 @@ def _online_by(mode: str | None, coupling: Coupling) -> tuple[int, ...] | None:
     return known.cores_online if known else None
 
 
-def _online_now(clocks: Clocks) -> tuple[int, ...]:
-    return tuple(sorted(cpu for cluster in clocks.clusters for cpu in cluster.online or cluster.cpus))
+def find_online(clocks: Clocks) -> tuple[int, ...]:
+    """Return the cores that are on; all where no cluster says which."""
+    online = sorted(cpu for cluster in clocks.clusters for cpu in cluster.online)
+    return tuple(online or sorted(cpu for cluster in clocks.clusters for cpu in cluster.cpus))
 
 
 def _variant(mode: str | None, coupling: Coupling) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from farm import foreign, units
 from farm.report import charts, drawing, pages
 from farm.report.charts import Chart, ChartAxis, Marks, Panel, Reference
-from farm.report.results import OURS, SCORES, Costs, Figure, list_figures, say_score
+from farm.report.results import OURS, SCORES, Costs, Figure, list_figures, say_latency, say_score
 from farm.store.results import StoredResult
 
 
@@ -30,19 +30,20 @@ class MatrixCell:
 
     @property
     def gain(self) -> float | None:
-        """Return log2 of the rival's latency over ours: 1 is twice as fast."""
-        return math.log2(self.rival.median_s / self.figure.median_s) if self.rival else None
+        """Return log2 of the rival's latency over ours: 1 is twice as fast; None where the latencies are doubtful."""
+        return math.log2(self.rival.median_s / self.figure.median_s) if self.rival and not self.figure.doubt else None
 
     @property
     def is_faster(self) -> bool:
         """Say whether we are faster than the rival, the 95 % intervals being apart."""
-        return self.rival is not None and self.figure.high_s < self.rival.low_s
+        return self.rival is not None and not self.figure.doubt and self.figure.high_s < self.rival.low_s
 
 
 def make_matrix(results: Iterable[StoredResult]) -> list[MatrixCell]:
     """Return one cell for each model, precision, batch and place, from its newest result; the greatest gain first.
 
-    A result with rivals goes before one without; scores come from the newest evaluation. `results`: newest first.
+    A doubtful result goes after all others, and one with rivals before one without. Scores come from the newest
+    evaluation. `results`: newest first.
     """
     cells: dict[tuple[str, str, str, int], MatrixCell] = {}
     scores: dict[tuple[str, str, str, int], dict[str, float]] = {}
@@ -58,11 +59,23 @@ def make_matrix(results: Iterable[StoredResult]) -> list[MatrixCell]:
             key = (result.model, place, each.precision, each.batch)
             if each.scores:
                 scores.setdefault(key, dict(each.scores))
+            found_cell = MatrixCell(result.model, place, result.simulated, each, best, result.id, {})
             known = cells.get(key)
-            if known is None or (known.rival is None and best is not None):
-                cells[key] = MatrixCell(result.model, place, result.simulated, each, best, result.id, {})
+            if known is None or _rank(found_cell) < _rank(known):
+                cells[key] = found_cell
     found = [dataclasses.replace(cell, scores=scores.get(key, {})) for key, cell in cells.items()]
     return sorted(found, key=lambda each: (each.gain is None, -(each.gain or 0.0), each.model, each.place))
+
+
+def _rank(cell: MatrixCell) -> tuple[bool, bool]:
+    return bool(cell.figure.doubt), cell.rival is None
+
+
+def say_doubts(cells: Sequence[MatrixCell]) -> list[str]:
+    """Return what to know of the cases that count for nothing; [] where there are none."""
+    results = sorted({each.result for each in cells if each.figure.doubt})
+    numbers = ", ".join(map(str, results))
+    return [f"Doubtful, and not counted: results {numbers}; `farm bench show` says why"] if results else []
 
 
 _HEAD = ("model", "precision", "batch", "board", "rival", "log2_gain", "latency_s", "rival_s", "fps", "energy_j")
@@ -72,13 +85,13 @@ def write_csv(cells: Sequence[MatrixCell], costs: Costs) -> str:
     """Return one line for each cell, in SI units."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_HEAD, *SCORES, "per_million", "currency", "per_battery", "result"])
+    writer.writerow([*_HEAD, *SCORES, "per_million", "currency", "per_battery", "result", "doubt"])
     for each in cells:
         figure, rival = each.figure, each.rival
         row = [each.model, figure.precision, figure.batch, each.place, rival.code if rival else "", each.gain]
         row += [figure.median_s, rival.median_s if rival else None, figure.fps, figure.energy_j]
         row += [each.scores.get(name) for name in SCORES]
-        row += [costs.price(figure), costs.currency, costs.count(figure), each.result]
+        row += [costs.price(figure), costs.currency, costs.count(figure), each.result, figure.doubt]
         writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
     return out.getvalue()
 
@@ -92,7 +105,7 @@ def list_columns(cells: Sequence[MatrixCell], costs: Costs) -> tuple[list[str], 
         "Board": [each.place for each in cells],
         "Best rival": [each.rival.code if each.rival else None for each in cells],
         "log2 gain": [None if each.gain is None else f"{each.gain:+.2f}" for each in cells],
-        "Latency (ms)": [f"{each.figure.median_s * 1e3:.3f}" for each in cells],
+        "Latency (ms)": [say_latency(each.figure) for each in cells],
         "FPS": [f"{each.figure.fps:,.1f}" for each in cells],
         "Energy (mJ)": [_milli(each.figure.energy_j) for each in cells],
         **{
@@ -167,7 +180,7 @@ def write_matrix(cells: Sequence[MatrixCell], costs: Costs, folder: Path) -> dic
         subtitle=f"{len(cells)} cases from kept results, the newest of each",
         simulated="figures of boards marked so come from models of hardware." if simulated else "",
         answers=(),
-        summary=(chart.headline + ".",) if chart else ("No rival was timed beside ours.",),
+        summary=[f"{each}." for each in (chart.headline if chart else "No comparison counts", *say_doubts(cells))],
         sections=(pages.Section("Results", [table]),),
         footer="Written by farm report matrix.",
     )

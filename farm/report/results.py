@@ -25,7 +25,8 @@ _A_MILLION = 1e6
 class Figure:
     """One program's figures of one result; a rival is another engine.
 
-    Latency (s, with the ends of its 95 % interval) is of a whole batch.
+    Latency (s, with the ends of its 95 % interval) is of a whole batch. `doubt` says why not to rely on it, "" where
+    nothing does.
     """
 
     code: str
@@ -38,6 +39,7 @@ class Figure:
     energy_j: float | None = None
     size: int | None = None
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    doubt: str = ""
 
     @property
     def fps(self) -> float:
@@ -50,8 +52,24 @@ def say_score(name: str, value: float) -> str:
     return f"{value:.2g}" if name == "error" else f"{value:.1%}".removesuffix("%")
 
 
+def say_latency(figure: Figure) -> str:
+    """Return a latency in ms, marked where it is doubtful."""
+    return f"{figure.median_s * 1e3:.3f}{' (doubtful)' if figure.doubt else ''}"
+
+
+def read_doubt(result: StoredResult) -> str:
+    """Return why not to rely on a result's latencies; "" where nothing was found against them."""
+    document = result.document["models"][0] if result.kind == BENCH else result.document
+    return str(document.get("doubt") or "")
+
+
 def list_figures(result: StoredResult) -> list[Figure]:
     """Return the figures of a result's programs, ours first."""
+    doubt = read_doubt(result)
+    return [dataclasses.replace(each, doubt=doubt) for each in _list_figures(result)]
+
+
+def _list_figures(result: StoredResult) -> list[Figure]:
     document = result.document
     if result.kind == BENCH:
         (model,) = document["models"]
@@ -86,7 +104,7 @@ def _read(
 class Change:
     """A program in two results: the second latency over the first, with the ends that both intervals allow.
 
-    `energy` is the second energy over the first, None where one has none.
+    `energy` is the second energy over the first, None where one has none. `unlike`: the conditions differ.
     """
 
     one: Figure
@@ -95,15 +113,53 @@ class Change:
     low: float
     high: float
     energy: float | None
+    unlike: bool = False
 
     @property
     def verdict(self) -> str:
-        """Return faster, slower, or "tie" where the intervals allow both."""
+        """Return faster, slower, "tie" where the intervals allow both, "doubtful" or "not judged"."""
+        if self.unlike:
+            return "not judged"
+        if self.one.doubt or self.other.doubt:
+            return "doubtful"
         return "faster" if self.high < 1 else "slower" if self.low > 1 else "tie"
 
 
-def compare(one: StoredResult, other: StoredResult) -> list[Change]:
-    """Compare programs that both results have, per inference. Raises UsageError where there is none."""
+def list_differences(one: StoredResult, other: StoredResult) -> list[str]:
+    """Return what differs between two results beside their latencies: model, board type, device and conditions."""
+    facts = _list_conditions(one), _list_conditions(other)
+    known = [(name, first, facts[1][name]) for name, first in facts[0].items() if first and facts[1][name]]
+    return [f"{name}: {first}, {second}" for name, first, second in known if first != second]
+
+
+def _list_conditions(result: StoredResult) -> dict[str, str]:
+    document = result.document
+    model = document["models"][0] if result.kind == BENCH else document
+    return {
+        "model": result.model,
+        "SHA-256 of the model": str(model.get("sha256") or "")[:12],
+        "board type": result.board_type,
+        "simulated": "yes" if result.simulated else "no",
+        "device": result.device,
+        "operating point": str(document.get("operating_point") or ""),
+        "clocks": str(document.get("clocks") or ""),
+        "threads": str(document.get("threads") or ""),
+        "instances": str(document.get("instances") or 1),
+    }
+
+
+def compare(one: StoredResult, other: StoredResult, *, mixed: bool = False) -> list[Change]:
+    """Compare programs that both results have, per inference; judge them where nothing else differs.
+
+    Raises UsageError where there is none, and where a simulated result meets a real one without `mixed`.
+    """
+    if one.simulated != other.simulated and not mixed:
+        simulated, real = (one, other) if one.simulated else (other, one)
+        raise UsageError(
+            f"result {simulated.id} is of a simulated board, result {real.id} of a real one",
+            "Their figures say nothing about each other. To look at both all the same: --mixed.",
+        )
+    unlike = bool(list_differences(one, other))
     known = {(each.code, each.precision, each.batch): each for each in list_figures(one)}
     found = []
     for second in list_figures(other):
@@ -118,6 +174,7 @@ def compare(one: StoredResult, other: StoredResult) -> list[Change]:
                     second.low_s / first.high_s,
                     second.high_s / first.low_s,
                     energies[1] / energies[0] if energies[0] and energies[1] else None,
+                    unlike,
                 )
             )
     if not found:

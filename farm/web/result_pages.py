@@ -31,13 +31,14 @@ def list_results(request: Request, page: PageNumber = 1) -> HTMLResponse:
         results=[(each, results.list_figures(each)) for each in shown],
         chart=charts.show(chart) if chart else "",
         headline=chart.headline if chart else "",
+        doubts=matrix.say_doubts(cells),
         turning=turn(request, page, total, PER_PAGE),
         command="farm report matrix --out matrix",
     )
 
 
 @router.get("/results/compare")
-def compare_results(request: Request, one: Text = "", other: Text = "") -> HTMLResponse:
+def compare_results(request: Request, one: Text = "", other: Text = "", mixed: bool = False) -> HTMLResponse:
     """Show two results side by side."""
     with get_view(request).stores.lend() as store:
         first, second = (store.results.require(read_number("result", text, "farm bench list")) for text in (one, other))
@@ -46,6 +47,7 @@ def compare_results(request: Request, one: Text = "", other: Text = "") -> HTMLR
         "result_pair.html",
         one=first,
         other=second,
-        changes=results.compare(first, second),
-        command=f"farm bench compare {first.id} {second.id}",
+        changes=results.compare(first, second, mixed=mixed),
+        differences=results.list_differences(first, second),
+        command=f"farm bench compare {first.id} {second.id}{' --mixed' if mixed else ''}",
     )

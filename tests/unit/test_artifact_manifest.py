@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from farm.artifacts import make, package, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
@@ -216,10 +218,26 @@ def test_looking_first_leaves_nothing(tmp_path: pathlib.Path) -> None:
 
 def test_too_little_memory_is_found_before_anything_travels() -> None:
     """A board with 1 GiB is not sent what needs 2."""
-    held = HeldForModels(description("aarch64", "jetson-nano"), Settings(), lambda *_: pytest.fail("ran"), print)
+    held = HeldForModels(
+        description("aarch64", "jetson-nano"),
+        Settings(),
+        lambda *_: pytest.fail("ran"),
+        lambda _: pytest.fail("pinned"),
+    )
     held.require_fit(make_manifest(memory_bytes=1 << 30))
     with pytest.raises(PermanentError, match="b has 1024 MiB of memory; tiny-cnn needs about 2048 MiB"):
         held.require_fit(make_manifest(memory_bytes=2 << 30))
+
+
+def test_threads_are_limited_to_the_cores_of_a_power_mode() -> None:
+    """A point that leaves two cores on runs two threads, fewer than when the board described itself."""
+    clocks = Clocks((DomainClocks("a57", cpus=(0, 1, 2, 3), online=(0, 1)),))
+    reached = PinReport(PinStatus.OK, reached=OperatingPoint(power_mode="5W"), clocks=clocks)
+    about = dataclasses.replace(description("aarch64", "jetson-nano"), cores_online=(0, 1, 2, 3))
+    held = HeldForModels(about, Settings(), lambda *_: pytest.fail("ran"), lambda _: reached)
+    assert held.limits(4).threads == 4
+    held.pin(OperatingPoint(power_mode="5W"), "mode=5W")
+    assert held.limits(4).threads == 2
 
 
 def test_the_least_exact_algorithm_sets_the_tolerance() -> None:

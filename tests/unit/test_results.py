@@ -26,16 +26,17 @@ def make_result(number: int = 1, ours_s: float = 0.010, rival_s: float = 0.020, 
         "untuned": make_row("TVM, untuned", 0.001),
         "ncnn": {"label": "ncnn", "latency_s": None, "reason": "not installed"},
     }
-    document = {"models": [{"precision": about.pop("precision", "float32"), "variants": variants}]}
+    model = {"precision": about.pop("precision", "float32"), "variants": variants, "doubt": about.pop("doubt", "")}
+    document = {"models": [model], "operating_point": about.pop("point", "default"), "threads": 4}
     values = {"kind": "bench", "model": "net", "board": "n-1", "board_type": "jetson-nano", "simulated": True}
     return StoredResult(
         number, **values | {"device": "cpu", "document": document, "by": "", "recorded_at": 0.0} | about
     )
 
 
-def make_run(number: int, median_s: float) -> StoredResult:
+def make_run(number: int, median_s: float, doubt: str = "") -> StoredResult:
     row = make_row("", median_s)
-    document = {"latency": row["latency_s"], "energy_j": None, "bytes": 10, "precision": "float32"}
+    document = {"latency": row["latency_s"], "energy_j": None, "bytes": 10, "precision": "float32", "doubt": doubt}
     return make_result(number, kind="run", document=document)
 
 
@@ -48,6 +49,43 @@ def test_a_comparison_is_a_tie_where_intervals_allow_both() -> None:
     assert [each.one.code for each in results.compare(make_run(1, 0.01), make_run(2, 0.03))] == ["tvm-farm"]
     with pytest.raises(UsageError, match="no program in common"):
         results.compare(make_result(), make_result(2, precision="int8", document={"models": [{"variants": {}}]}))
+
+
+def test_doubtful_results_are_marked_and_not_counted() -> None:
+    """A doubtful latency is no win in matrix or comparison, and gives way to any other."""
+    doubtful = make_result(5, doubt="equal runs differ too much: by 4,635 %")
+    (cell,) = matrix.make_matrix([doubtful])
+    assert (cell.gain, cell.is_faster, matrix.plan_chart([cell])) == (None, False, None)
+    assert matrix.say_doubts([cell]) == ["Doubtful, and not counted: results 5; `farm bench show` says why"]
+    assert "equal runs differ" in matrix.write_csv([cell], results.Costs())
+    assert next(map(results.say_latency, results.list_figures(doubtful))) == "10.000 (doubtful)"
+    assert {each.verdict for each in results.compare(doubtful, make_result(6, ours_s=0.001))} == {"doubtful"}
+    assert [each.result for each in matrix.make_matrix([doubtful, make_run(4, 0.01)])] == [4]
+    assert results.list_figures(make_run(4, 0.01, doubt="busy"))[0].doubt == "busy"
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"point": "mode=5W"}, "operating point: default, mode=5W"),
+        ({"model": "other"}, "model: net, other"),
+        ({"board_type": "jetson-tx2"}, "board type: jetson-nano, jetson-tx2"),
+        ({"device": "gpu"}, "device: cpu, gpu"),
+    ],
+)
+def test_only_like_results_are_judged(about: dict[str, Any], said: str) -> None:
+    """Where more differs than latencies, the difference is named and no program is called faster or slower."""
+    one, other = make_result(), make_result(2, ours_s=0.001, **about)
+    assert results.list_differences(one, other) == [said]
+    assert {each.verdict for each in results.compare(one, other)} == {"not judged"}
+
+
+def test_a_simulated_result_meets_a_real_one_on_request() -> None:
+    """Figures of a model of hardware and of a real board are put side by side only with --mixed, and not judged."""
+    pair = make_result(), make_result(2, simulated=False)
+    with pytest.raises(UsageError, match="result 1 is of a simulated board, result 2 of a real one"):
+        results.compare(*pair)
+    assert {each.verdict for each in results.compare(*pair, mixed=True)} == {"not judged"}
 
 
 def test_costs_are_of_a_million_inferences() -> None:
