@@ -24,12 +24,13 @@ MORE_JOBS ?= 4
 TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
-.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
+.PHONY: help setup quickstart test test-shuffled test-all test-rest test-real-kernel test-real-kernel-core test-onnx gpu-bundle test-gpu test-torch \
 	test-ray-floor check lint unit bench bench-long generated kept-emulations zoo-records docs pictures bench-pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
 	@echo "make test         set up .venv, then the core test suite, two files at a time (JOBS=2)"
+	@echo "make test-shuffled  the same tests in a random order, none twice"
 	@echo "make test-all     all tests but those below"
 	@echo "make test-rest    what \`make test-all\` runs and \`make test\` does not"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
@@ -83,6 +84,10 @@ quickstart: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(TOGETHER) --numprocesses=$(JOBS) -m core $(SUITE) $(ARGS)
+
+# In another order each time; ARGS=--random-order-seed=N repeats one.
+test-shuffled: setup
+	@$(BIN)/python -m pytest $(TOGETHER) --reruns=0 --random-order --numprocesses=$(JOBS) -m core $(SUITE) $(ARGS)
 
 test-all: setup
 	@$(BIN)/python -m pytest $(TOGETHER) --numprocesses=$(MORE_JOBS) $(SUITE) $(ARGS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests import postgresql
 
-pytest_plugins = ["tests.together", "tests.durations"]
+pytest_plugins = ["tests.together", "tests.durations", "tests.children"]
 
 # Containers often forbid it, and then each of the processes that tests start would compile the farm again: two seconds.
 sys.dont_write_bytecode = False

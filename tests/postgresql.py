@@ -55,11 +55,15 @@ class Cluster:
         self._has_template = False
 
     def start(self) -> None:
+        from tests import children  # pytest's to load: a plug-in
+
         self.process = self._start()
+        children.own(self.process.pid)
         _wait_ready(self, self._log)
 
     def stop(self) -> None:
         """Crash it; what it holds is on disk, since without fsync its recovery may lose rows."""
+        assert self.process.poll() is None, f"a test ended the server of all tests:\n{self._log.read_text()}"
         with psycopg.connect(self.owner, autocommit=True) as connection:
             connection.execute("CHECKPOINT")
         self.process.send_signal(signal.SIGQUIT)

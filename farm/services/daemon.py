@@ -66,6 +66,8 @@ class TakeOver:
         if not isinstance(self._store.location, str):
             return  # a file: this host's own, whose campaigns wait for their operator
         try:
+            if not self._store.engines.fetch_living():
+                self._store.campaigns.interrupt_untaken()
             left = self._store.campaigns.fetch_left(find_engines_gone(self._store))
             names = [name for name in left if self._tries.setdefault(name, Restarts(_BACKOFF)).due]
             if names:

@@ -23,6 +23,9 @@ RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
 ENDED_BY_FAULT = "its engine ended: "
+NOT_TAKEN = "no engine began with it"
+# Starting an engine takes 3 s, on a busy machine up to a minute (`client.START_TIMEOUT_S`).
+UNTAKEN_S = 90.0
 _IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
 
 
@@ -279,6 +282,20 @@ class Campaigns(StorePart):
                     self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
         return interrupted
 
+    def interrupt_untaken(self, after_s: float = UNTAKEN_S) -> list[str]:
+        """Mark campaigns as interrupted that no engine has taken for `after_s`; return their names.
+
+        Those being cancelled are cancelled. The caller knows that no engine lives.
+        """
+        with self._db.writing() as connection:
+            names = [each for each in list_open(connection) if self._is_untaken(connection, each, after_s)]
+            for each in names:
+                after = CampaignState.CANCELLED if each.wanted == CANCEL else CampaignState.INTERRUPTED
+                update_fleet(connection, each.id, reason=NOT_TAKEN)
+                set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
+                self._add_campaign_event(connection, f"campaign_{after}", each.name, NOT_TAKEN)
+        return [each.name for each in names if each.wanted != CANCEL]
+
     def count(self) -> dict[str, int]:
         """Fleet campaigns by state; states without any are missing."""
         common, fleet = schema.campaigns, schema.fleet_campaigns
@@ -329,6 +346,18 @@ class Campaigns(StorePart):
         ]
 
     # Inside a transaction
+
+    def _is_untaken(self, connection: sa.Connection, campaign: campaigns.FleetCampaign, after_s: float) -> bool:
+        """Whether a campaign has waited for an engine for `after_s` since it was last submitted or asked for."""
+        if campaign.state is not CampaignState.SUBMITTED or campaign.engine is not None or campaign.wanted == PAUSE:
+            return False
+        events = schema.events
+        last = connection.execute(
+            sa.select(sa.func.max(events.c.at)).where(
+                events.c.subject == campaign.name, events.c.kind.startswith("campaign_")
+            )
+        ).scalar()
+        return self._db.wall_clock() - (last or campaign.started_at) > after_s
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
         done = connection.execute(schema.campaigns.insert().values(started_at=self._db.wall_clock(), **values))
@@ -394,7 +423,9 @@ def _require_open(connection: sa.Connection, name: str) -> campaigns.FleetCampai
 
 def _was_left(campaign: campaigns.FleetCampaign) -> bool:
     """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may continue."""
-    return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith((KILLED, ENDED_BY_FAULT))
+    return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith(
+        (KILLED, ENDED_BY_FAULT, NOT_TAKEN)
+    )
 
 
 def set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:

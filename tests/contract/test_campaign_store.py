@@ -16,9 +16,11 @@ from farm.errors import InternalError, PermanentError, UsageError
 from farm.report import campaign_document
 from farm.settings import StoreLocation
 from farm.store import Store
+from farm.store.session import StoreSession
 from farm.types.campaigns import Budget
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, Record, Trial
 from tests.contract.conftest import run_python
+from tests.fleet_store import Clocks
 from tests.places import Places, execute
 from tests.stored_workloads import make_workload
 from tests.unit.campaign_orders import make_order, make_type
@@ -31,9 +33,9 @@ NANO, TX2 = "jetson-nano", "jetson-tx2"
 
 
 @pytest.fixture
-def store(place: StoreLocation) -> Iterator[Store]:
+def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     """A store whose campaign 1, `fleet`, is for two board types; w1 is for both, w2 for jetson-nano alone."""
-    with Store(place) as store:
+    with Store(StoreSession(place, clocks.read, clocks.read_wall)) as store:
         assert submit(store) == 1
         yield store
 
@@ -239,6 +241,24 @@ def test_campaigns_of_a_killed_engine_are_interrupted(store: Store) -> None:
     states = [each.state for each in store.campaigns.fetch()]
     assert states == ["interrupted", "running", "submitted", "finished"]
     assert store.campaigns.interrupt(lambda engine: engine["pid"] == 4711) == []
+
+
+def test_a_campaign_that_no_engine_takes_is_interrupted(store: Store, clocks: Clocks) -> None:
+    """An engine that died before it took a campaign leaves it submitted: after a deadline it can be resumed."""
+    for name in ("paused", "taken", "doomed"):
+        submit(store, name)
+    store.campaigns.want("paused", "pause", "ann")
+    store.campaigns.note(3, "running", "", engine=ENGINE)
+    clocks.pass_s(60)
+    assert store.campaigns.interrupt_untaken() == []
+    store.campaigns.want("fleet", "pause", "ann")
+    store.campaigns.want("fleet", "run", "ann")
+    clocks.pass_s(60)
+    assert store.campaigns.interrupt_untaken() == ["doomed"]
+    clocks.pass_s(60)
+    assert store.campaigns.interrupt_untaken() == ["fleet"]
+    assert [each.state for each in store.campaigns.fetch()] == ["interrupted", "submitted", "running", "interrupted"]
+    assert store.campaigns.fetch_left(lambda _: False) == ["fleet", "doomed"]
 
 
 def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
@@ -498,6 +518,7 @@ import itertools, pathlib, sys
 from device_agent.protocol import Outcome, Status
 from farm.settings import parse_store
 from farm.store import Store
+from farm.store.session import StoreSession
 from farm.values import Trial
 with Store(parse_store(sys.argv[1])) as store:
     store.campaigns.note(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
@@ -564,6 +585,7 @@ import sys
 from farm.errors import UsageError
 from farm.settings import parse_store
 from farm.store import Store
+from farm.store.session import StoreSession
 from tests.unit.campaign_orders import make_order
 order = make_order("same", owner=sys.argv[2])
 with Store(parse_store(sys.argv[1])) as store:

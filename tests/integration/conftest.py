@@ -24,6 +24,7 @@ import pytest
 from device_agent import protocol
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.tracker import Tracker as FarmTracker
+from tests import children
 from tests.clocks import wait_until as wait_until
 from tests.integration import candidates
 from tests.integration.sshd import Sshd, running_sshd
@@ -162,6 +163,7 @@ def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             command += ["--work-folder", str(work)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
+        children.own(process.pid)
         agent = Agent(process, f"local/{name}", 0, folder, log_path, work)
         agents.append(agent)
         if wait:

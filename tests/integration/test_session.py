@@ -117,6 +117,7 @@ def test_a_killed_agent_is_a_lost_board(
             session.measure(spec("loops", timeout_s=20.0), bad)
         assert time.monotonic() - started < 15
         killer.join()
+        agent.process.wait(PATIENCE_S)
 
 
 def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:

@@ -92,8 +92,8 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
 
     An engine is gone if its process was on this machine and ended, or if it has another host name and does not hold the
     engine's lock: this machine may have been renamed. The engine itself passes `me`, as it holds the lock. In a store
-    that hosts share, an engine is also gone after a long time without a heartbeat. Counts of the campaigns are brought
-    up to their trials.
+    that hosts share, an engine is also gone after a long time without a heartbeat. A campaign that no engine took in
+    time is marked too. Counts of the campaigns are brought up to their trials.
     """
     home = farm_settings.load().home_path if isinstance(store.location, str) else store.location.parent
 
@@ -108,6 +108,8 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
         return is_gone(engine) or (not is_here(engine) and not is_held(home))
 
     names = store.campaigns.interrupt(is_abandoned, lambda engine: read_last_words(home, engine))
+    if me is None and not is_held(home) and not store.engines.fetch_living():
+        names += store.campaigns.interrupt_untaken()
     for name in names:
         recount_campaign(store, name)
     return names
