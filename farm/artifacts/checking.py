@@ -23,6 +23,7 @@ from farm.artifacts.verify import OutputComparison, compare, find_worst
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.foreign import show_controls
 from farm.models.inputs import InputSpec, is_float, make_edges, make_inputs
+from farm.models.reference import open_session
 from farm.models.source import ModelSource
 
 # Reveals a variance computed as E[x^2] - E[x]^2 and stagnating sums, yet stays far from float32's limits.
@@ -136,15 +137,9 @@ def open_reference(source: ModelSource, *, optimised: bool = True) -> Callable[[
     Not `optimised`, it computes node by node: the same with other rounding.
     """
     try:
-        import onnxruntime
+        session = open_session(source.onnx_bytes, optimised=optimised)
     except ImportError as error:
         raise UnavailableError("ONNX Runtime is not installed, so there is no reference to verify against") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if not optimised:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = onnxruntime.InferenceSession(source.onnx_bytes, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base class
         raise PermanentError(f"ONNX Runtime does not run the model: {error}") from error
 

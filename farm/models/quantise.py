@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 
 from farm.errors import PermanentError, UsageError
+from farm.models.reference import open_session
 from farm.models.source import ModelSource
 from farm.search.graph import bindings
 
@@ -102,9 +102,7 @@ def measure_loss(before: bytes, after: bytes, examples: Sequence[Arrays]) -> tup
 
 
 def _run(data: bytes, examples: Iterable[Arrays]) -> tuple[list[str], list[list[npt.NDArray[Any]]]]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = open_session(data)
     return [output.name for output in session.get_outputs()], [session.run(None, dict(each)) for each in examples]
 
 

@@ -27,7 +27,9 @@ def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]
             [helper.make_tensor_value_info(name, *each) for name, each in fed.items()],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
             [onnx.numpy_helper.from_array(array, name) for name, array in tables.items()],
-        )
+        ),
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
     )
     source = ModelSource("m", model.SerializeToString(), "0" * 64, "m.onnx")
     return GivenModel(source, read_inputs(model), make_manifest().model)
@@ -134,3 +136,38 @@ def test_inputs_are_nudged_by_rounding_alone() -> None:
     assert off.tolist() == [True, True, False, False, False, False, True]  # NaN differs from itself
     np.testing.assert_allclose(moved["x"], given, rtol=2e-7)
     assert np.array_equal(moved["n"], np.arange(3))
+
+
+@pytest.mark.parametrize("optimised", [True, False])
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("operator", ["Conv", "MatMul", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"])
+def test_the_reference_adds_8_bit_products_exactly(operator: str, is_constant: bool, optimised: bool) -> None:
+    """64 products of 255 and 127 add up to what integers add up to, on processors whose 8-bit kernels saturate too."""
+    is_conv = "Conv" in operator
+    weights = np.full((1, 64, 1, 1) if is_conv else (64, 1), 127, np.int8)
+    tables: dict[str, Any] = {
+        name: np.array(value, kind)
+        for name, value, kind in [("z", 0, "u1"), ("wz", 0, "i1"), ("s", 1 / 255, "f4"), ("ws", 0.01, "f4")]
+    } | {"os": np.array(0.5, "f4")}
+    nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"])]
+    if operator.endswith("Integer"):
+        nodes.append(helper.make_node(operator, ["q", "w", "z", "wz"], ["sum"]))
+        nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=TensorProto.FLOAT))
+    elif operator.startswith("Q"):
+        nodes.append(helper.make_node(operator, ["q", "s", "z", "w", "ws", "wz", "os", "z"], ["o"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["o", "os", "z"], ["y"]))
+    else:
+        nodes.append(helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"]))
+        nodes.append(helper.make_node(operator, ["d", "wd"], ["c"]))
+        nodes.append(helper.make_node("QuantizeLinear", ["c", "os", "z"], ["o"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["o", "os", "z"], ["y"]))
+    fed = {"x": (TensorProto.FLOAT, [1, 64, 1, 1] if is_conv else [1, 64])}
+    if is_constant:
+        tables["w"] = weights
+    else:
+        fed["w"] = (TensorProto.INT8, list(weights.shape))
+    values = {"x": np.ones(fed["x"][1], "f4")} | ({} if is_constant else {"w": weights})
+    source = open_model(nodes, fed, **tables).source
+    run = checking.open_reference(source, optimised=optimised)
+    assert run(values)[0].item() == (64 * 255 * 127 if operator.endswith("Integer") else 81.5)
