@@ -66,9 +66,10 @@ from device_agent.protocol.texts import (
 # Raised whenever a message changes in a way that an older peer would misread.
 PROTOCOL_VERSION = 8
 
-# Names under which the agent registers its functions with TVM's RPC server.
+# Names under which the agent registers its functions with TVM's RPC server. A name is part of the protocol: a peer of
+# another version has to find DESCRIBE, which tells it the version.
 CLAIM = "device_agent.claim"
-DESCRIBE = "device_agent.platforms.describe"
+DESCRIBE = "device_agent.describe"
 MEASURE = "device_agent.measure"
 RUN_MODEL = "device_agent.run_model"
 KEEP_PROGRAM = "device_agent.keep_program"

@@ -338,7 +338,7 @@ with HostileBoard(behave) as board:
             try:
                 kept.append(rpc.connect(*relay.address))
                 for _ in range(4):
-                    kept.append(kept[0].get_function("device_agent.platforms.describe"))
+                    kept.append(kept[0].get_function("device_agent.describe"))
                     kept.append(kept[-1]("x"))
             except Exception:
                 pass

@@ -277,3 +277,20 @@ def test_a_frame_that_is_no_text_is_refused() -> None:
     """A header followed by something other than UTF-8 raises."""
     with pytest.raises(ProtocolError, match="UTF-8"):
         protocol.unpack_frame(b"\x02\x00\x00\x00\xff\xfe")
+
+
+def test_names_on_the_wire_stay() -> None:
+    """Functions have the names that agents of other versions serve; another name would hide an agent's version."""
+    named = {name: value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str)}
+    assert {name: value for name, value in named.items() if value.startswith("device_agent.")} == {
+        "CLAIM": "device_agent.claim",
+        "DESCRIBE": "device_agent.describe",
+        "MEASURE": "device_agent.measure",
+        "RUN_MODEL": "device_agent.run_model",
+        "KEEP_PROGRAM": "device_agent.keep_program",
+        "RUN_KEPT": "device_agent.run_kept",
+        "PIN": "device_agent.pin",
+        "UNPIN": "device_agent.unpin",
+        "POWER": "device_agent.power",
+    }
+    assert protocol.FENCE_PREFIX == "fence:"
