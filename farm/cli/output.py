@@ -164,7 +164,8 @@ def say(*texts: str) -> None:
     What is to be copied, a command or a path, is printed as it is.
     """
     for text in texts:
-        stdout.print(text, soft_wrap=not stdout.is_terminal, markup=False, emoji=False)
+        copied = text.startswith(("    ", "report: "))
+        stdout.print(text, soft_wrap=copied or not stdout.is_terminal, markup=False, emoji=False)
 
 
 def tell(text: str) -> None:

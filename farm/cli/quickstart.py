@@ -74,7 +74,7 @@ def _print(document: dict[str, Any]) -> None:
         output.say(f"do not rely on these latencies, {document['doubt']}")
     scale = seconds_scale(each["median"] / 1e3 for each in document["latency_ms"].values() if each)
     rows: list[tuple[str | None, ...]] = []
-    for name, label in quickstart_page.LABELS.items():
+    for name, label in quickstart_page.list_variants(document):
         figures = document["latency_ms"][name]
         if figures is None:
             rows.append((label, "not timed", None, None, None, None, None))

@@ -421,13 +421,14 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     title = f"{document['model']} on {board['type']}/{board['name']}"
     roles = {"untuned": charts.BASELINE, "onnxruntime": charts.RIVAL}
     rows, references = [], []
-    for name, label in LABELS.items():
+    ours = document["shipped"] if document["shipped"] == PREDICTED else "tuned"
+    for name, label in quickstart_page.list_variants(document):
         if (figures := document["latency_ms"][name]) is not None:
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
             colour = roles.get(name, charts.OURS)
             each = {key: figures[key] / 1e3 for key in ("mean", "min", "max", "std")}
             rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high, **each}))
-            if name in ("tuned", "onnxruntime"):
+            if name in (ours, "onnxruntime"):
                 references.append((label, colour, median))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}

@@ -22,6 +22,8 @@ LABELS = {
     "tuned": "tvm-farm, tuned",
     "onnxruntime": "ONNX Runtime",
 }
+# The row that stays where what is compiled equals another variant.
+_SHOWN_AS = {"predicted": "predicted", "recorded": "tuned", "untuned": "untuned"}
 _SIDES = {
     "ok": "ok",
     "candidate_faults": "candidate: the schedule was at fault; the cost model learns from it",
@@ -107,6 +109,13 @@ def _subtitle(document: Document) -> str:
     return f"{trials} trials" + ("" if took_s is None else f"; the whole run took {format_duration(took_s)}")
 
 
+def list_variants(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List keys and labels of `latency_ms`, one for each program: what is compiled may be another variant as it is."""
+    shipped = str(document.get("shipped", ""))
+    hidden = {shipped, "tuned"} - {_SHOWN_AS.get(shipped, "tuned")} if shipped in LABELS else set()
+    return [(key, label) for key, label in LABELS.items() if key not in hidden]
+
+
 def _answers(document: Document) -> Iterator[PageAnswer]:
     if doubt := document.get("doubt"):
         yield PageAnswer("Do not rely on these latencies", f"{doubt}.")
@@ -140,22 +149,20 @@ def _number(value: float | None) -> str:
 
 
 def _latency(document: Document) -> Iterator[PageTable | str]:
-    timed = {key: each for key in LABELS if (each := document["latency_ms"].get(key))}
+    timed = {label: each for key, label in list_variants(document) if (each := document["latency_ms"].get(key))}
     if timed:
         scale = seconds_scale(each["median"] / 1e3 for each in timed.values())
         rows = []
-        for key, each in timed.items():
+        for label, each in timed.items():
             low_high = each.get("ci")
             interval = " – ".join(scale.number(end / 1e3) for end in low_high) if low_high else NOTHING
             numbers = (scale.number(each[name] / 1e3) for name in ("mean", "min", "max", "std"))
-            rows.append(
-                (LABELS[key], scale.number(each["median"] / 1e3), interval, *numbers, str(each.get("runs", NOTHING)))
-            )
+            rows.append((label, scale.number(each["median"] / 1e3), interval, *numbers, str(each.get("runs", NOTHING))))
         unit = scale.unit
         head = ("variant", f"median, {unit}", f"95 % CI of it, {unit}", *(f"{n}, {unit}" for n in ("mean", "min")))
         yield make_table((*head, f"max, {unit}", f"std, {unit}", "runs"), rows)
         yield "Each row is the whole model, timed in turns with the others."
-    if "onnxruntime" not in timed:
+    if LABELS["onnxruntime"] not in timed:
         yield "ONNX Runtime was not timed: this board does not run it."
 
 

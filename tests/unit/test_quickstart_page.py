@@ -66,6 +66,21 @@ def write(changed: Document) -> str:
 
 
 @pytest.mark.parametrize(
+    ("shipped", "shown"),
+    [
+        ("predicted", ["no trial", "all records"]),
+        ("recorded", ["no trial", "tuned"]),
+        ("chosen", ["no trial", "all records", "tuned"]),
+    ],
+)
+def test_each_program_has_one_row(shipped: str, shown: list[str]) -> None:
+    """What is compiled may be another variant as it is; then its figures stand in one row."""
+    latencies = {each: latency(1.0) for each in ("untuned", "predicted", "recorded", "tuned")}
+    text = write(document() | {"shipped": shipped, "latency_ms": latencies})  # type: ignore[typeddict-item]
+    assert [line.split(" |")[0][12:] for line in text.splitlines() if line.startswith("| tvm-farm")] == shown
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "# squeezenet1.1 on local/bench",
