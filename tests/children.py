@@ -1,4 +1,4 @@
-"""Fail each test that leaves a child process, a zombie included: the next test of the same process would meet it.
+"""Fail each core test that leaves a child process, a zombie included: the next test of its process would meet it.
 
 A plug-in of pytest, by `tests/conftest.py`. Fixtures of a wider scope own what they start.
 """
@@ -49,8 +49,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
-    left = _wait_for_end(item.stash[_BEFORE] | _owned)
-    if left:
+    if item.get_closest_marker("core") is None:
+        return
+    if left := _wait_for_end(item.stash[_BEFORE] | _owned):
         pytest.fail(f"children left behind: {'; '.join(map(_end, sorted(left)))}", pytrace=False)
 
 

@@ -1,4 +1,4 @@
-"""An engine does not outlive its Ray: what waits for a node manager that is gone is ended."""
+"""An engine does not outlive its Ray: what waits for a node manager or a head that is gone is ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pathlib
 import subprocess
 import sys
 
-# A stand-in for the node manager, which is known by an argument, and a call that would never return.
+import pytest
+
+# Stand-ins for the node manager and the head, which are known by arguments, and a call that would never return.
 _PROGRAM = """
 import pathlib, subprocess, sys, threading
 from farm.campaign.engine.ray_nodes import ray_watched
@@ -15,25 +17,30 @@ from farm.errors import FarmError, TransientError
 from farm.processes.machine import process_identity
 
 how, then, home = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
-command = [sys.executable, "-c", "input()", "--raylet_socket_name=/nowhere/raylet"]
-raylet = subprocess.Popen(command, stdin=subprocess.PIPE)
+def start(name, argument):
+    return subprocess.Popen([name, "-c", "read x", argument], executable="/bin/sh", stdin=subprocess.PIPE)
+
+raylet = start("raylet", "--raylet_socket_name=/nowhere/sockets/raylet")
+head = start("/ray/gcs_server", "--session-dir=/nowhere")
 def tell(reason):
     leave_last_words(home, reason)
     print(read_last_words(home, process_identity()), flush=True)
 
 try:
-    with engine_lock(home), ray_watched("/nowhere/raylet", tell, grace_s=0.1):
-        if how == "dies":
-            raylet.kill()
-            raylet.wait()
+    with engine_lock(home), ray_watched("/nowhere/sockets/raylet", tell, grace_s=0.1):
+        if how != "lives":
+            dying = head if how == "head" else raylet
+            dying.kill()
+            dying.wait()
         if then == "hangs":
             threading.Event().wait(60.0)
         if then == "fails":
             raise TransientError("an actor is gone")
 except FarmError as error:
     print(error.message)
-raylet.kill()
-raylet.wait()
+for each in (raylet, head):
+    each.kill()
+    each.wait()
 print("let go")
 """
 
@@ -44,13 +51,14 @@ def run(home: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_call_that_waits_for_a_dead_ray_ends_with_the_process(tmp_path: pathlib.Path) -> None:
-    """Where the node manager dies and a call does not return, the process ends, and leaves the cause."""
-    done = run(tmp_path, "dies", "hangs")
+@pytest.mark.parametrize("part", ["node manager", "head"])
+def test_a_call_that_waits_for_a_dead_ray_ends_with_the_process(tmp_path: pathlib.Path, part: str) -> None:
+    """Where a part of Ray dies and a call does not return, the process ends, and leaves the cause."""
+    done = run(tmp_path, part, "hangs")
     assert done.returncode == 3
-    assert "node manager" in done.stderr
+    assert part in done.stderr
     [line] = done.stdout.splitlines()
-    assert line.startswith("Ray's node manager (pid ")
+    assert line.startswith(f"Ray's {part} (pid ")
 
 
 def test_what_a_dead_ray_ends_in_order_names_the_cause(tmp_path: pathlib.Path) -> None:

@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import logging
 import os
+import pathlib
 import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -40,28 +41,34 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def ray_watched(raylet_socket: str, tell: Callable[[str], None], grace_s: float = _GRACE_S) -> Iterator[None]:
-    """Watch Ray's node manager during the block: if it dies and the block does not end in `grace_s`, end the process.
+    """Watch Ray's node manager and, where it runs here, its head during the block: if one dies and the block does not
+    end in `grace_s`, end the process.
 
     The process and its children end as if killed. The store has its state; `tell` saves the reason. The node manager is
-    known by its socket's path. Raises UnavailableError for any error of the farm's that such a death ends the block
-    with.
+    known by its socket's path, the head by the session's folder above it. Raises UnavailableError for any error of the
+    farm's that such a death ends the block with.
     """
-    watch = _Watch(_find_raylet(raylet_socket), tell, grace_s)
+    session = pathlib.PurePath(raylet_socket).parents[1]
+    processes = {
+        "node manager": _find_process("", f"--raylet_socket_name={raylet_socket}"),
+        "head": _find_process("gcs_server", f"--session-dir={session}"),
+    }
+    watch = _Watch({name: each for name, each in processes.items() if each is not None}, tell, grace_s)
     watch.start()
     try:
         yield
     except FarmError as error:
-        if watch.has_died():
-            raise UnavailableError(watch.words, "A campaign goes on with `farm campaign resume`.") from error
+        if words := watch.describe_death():
+            raise UnavailableError(words, "A campaign goes on with `farm campaign resume`.") from error
         raise
     finally:
         watch.let_go()
 
 
 class _Watch(threading.Thread):
-    def __init__(self, raylet: psutil.Process | None, tell: Callable[[str], None], grace_s: float) -> None:
+    def __init__(self, processes: Mapping[str, psutil.Process], tell: Callable[[str], None], grace_s: float) -> None:
         super().__init__(name="farm-ray-watch", daemon=True)
-        self._raylet, self._tell, self._grace_s = raylet, tell, grace_s
+        self._processes, self._tell, self._grace_s = processes, tell, grace_s
         self._over = threading.Event()
         self._found = False
 
@@ -70,31 +77,31 @@ class _Watch(threading.Thread):
         if not self._found:
             self._over.set()
 
-    @property
-    def words(self) -> str:
-        """Describe the death. Its cause is unknown; out of memory is a common one."""
-        pid = "unknown" if self._raylet is None else self._raylet.pid
-        return f"Ray's node manager (pid {pid}) died; where memory runs out the kernel kills it"
-
-    def has_died(self) -> bool:
-        return self._raylet is not None and not _is_alive(self._raylet)
+    def describe_death(self) -> str:
+        """Name the process that has died; "" while all live. The cause is unknown; out of memory is a common one."""
+        for name, process in self._processes.items():
+            if not _is_alive(process):
+                return f"Ray's {name} (pid {process.pid}) died; where memory runs out the kernel kills it"
+        return ""
 
     def run(self) -> None:
         while not self._over.wait(_LOOK_S):
-            if self.has_died():
+            if words := self.describe_death():
                 self._found = True
-                _log.error("%s", self.words)
-                self._tell(self.words)
+                _log.error("%s", words)
+                self._tell(words)
                 if not self._over.wait(self._grace_s):
                     _log.error("Ray does not shut down, so the engine ends; `farm campaign resume` goes on")
                     logging.shutdown()
                     os._exit(_EXIT_CODE)
+                return
 
 
-def _find_raylet(socket: str) -> psutil.Process | None:
+def _find_process(program: str, argument: str) -> psutil.Process | None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any(argument == f"--raylet_socket_name={socket}" for argument in process.cmdline()):
+            command = process.cmdline()
+            if argument in command and program in command[0]:
                 return process
     return None
 
