@@ -19,8 +19,6 @@ from farm.store.trials import Trials, to_row
 from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial, Workload
 
-IMPORTED = "imported"
-
 
 @dataclasses.dataclass(frozen=True)
 class RecordBundle:
@@ -178,7 +176,7 @@ class Imports(StorePart):
     def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
         """The campaign for trials imported from one of another farm's campaigns."""
         table = schema.campaigns
-        rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == IMPORTED))
+        rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == schema.IMPORTED))
         for campaign, settings in rows:
             known = settings.get("origin") or {}
             if (known.get("store"), known.get("campaign")) == (origin["store"], number):
@@ -193,7 +191,7 @@ class Imports(StorePart):
                 settings={"origin": {**origin, "campaign": number}},
                 started_at=origin["at"],
                 finished_at=origin["at"],
-                state=IMPORTED,
+                state=schema.IMPORTED,
             )
         )
         assert done.inserted_primary_key
@@ -210,15 +208,14 @@ def _is_own_trial(
     workload: str, board_type: str, point: str, simulated: bool, candidate: str
 ) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions for a candidate's trial at a place that was measured here, not imported."""
-    trials, campaigns = schema.trials, schema.campaigns
-    imported = sa.exists().where(campaigns.c.id == trials.c.campaign, campaigns.c.state == IMPORTED)
+    trials = schema.trials
     return (
         trials.c.workload == workload,
         trials.c.board_type == board_type,
         trials.c.operating_point == point,
         trials.c.simulated == simulated,
         trials.c.candidate == candidate,
-        ~imported,
+        schema.is_own_trial(),
     )
 
 

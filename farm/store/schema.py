@@ -310,6 +310,15 @@ def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     return median_s.between(SHORTEST_S, LONGEST_S)
 
 
+# The state of the campaign that imported trials are kept under.
+IMPORTED = "imported"
+
+
+def is_own_trial() -> sa.ColumnElement[bool]:
+    """Whether a trial was made by this farm, not imported."""
+    return ~sa.exists().where(campaigns.c.id == trials.c.campaign, campaigns.c.state == IMPORTED)
+
+
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     """The sum of non-null values, 0 without any."""
     return sa.func.coalesce(sa.func.sum(column), 0.0)

@@ -55,7 +55,7 @@ class Totals(StorePart):
     """Sums over `trials` and `records`: for plans, pages and Prometheus. None reads the long columns."""
 
     def fetch_trial_costs(self, board_type: str, *, simulated: bool) -> TrialCosts:
-        """What a trial costs on boards of a type, over the newest `NEWEST_TRIALS` that reached one."""
+        """What a trial costs on boards of a type, over the newest `NEWEST_TRIALS` of this farm that reached one."""
         trials = schema.trials
         rows = self._db.rows(
             sa.select(trials.c.held_s, trials.c.build_s)
@@ -63,6 +63,7 @@ class Totals(StorePart):
                 trials.c.board_type == board_type,
                 trials.c.simulated == simulated,
                 trials.c.held_s.is_not(None),
+                schema.is_own_trial(),
             )
             .order_by(trials.c.id.desc())
             .limit(NEWEST_TRIALS)

@@ -266,10 +266,10 @@ class Trials(StorePart):
                 yield from chunk
 
     def fetch_newest_outcomes(self, after: int, limit: int) -> list[TrialOutcome]:
-        """The newest trials of all campaigns after a number, oldest first. Leaves out trials without a board."""
+        """The newest trials of all campaigns on boards of this farm after a number, oldest first."""
         table = schema.trials
         query = sa.select(table.c.board, table.c.recorded_at, table.c.operating_point, table.c.outcome)
-        query = query.where(table.c.id > after).order_by(table.c.id.desc()).limit(limit)
+        query = query.where(table.c.id > after, schema.is_own_trial()).order_by(table.c.id.desc()).limit(limit)
         return [row for row in reversed(self._db.read(query, TrialOutcome)) if row.board]
 
     # For another search

@@ -11,6 +11,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
 from farm.store import Store
+from farm.store.totals import TrialCosts
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
 from tests.places import Places
 from tests.stored_workloads import make_workload
@@ -138,7 +139,7 @@ def test_forgotten_records_leave_their_trials(store: Store) -> None:
 def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> None:
     """With their trials and workloads, saying where they are from and when they were verified there; twice is once."""
     other.workloads.save(1, [make_workload("w3")])
-    other.trials.add_several([make_trial("c9", 0.5, workload="w3"), make_trial("c8", 0.6, workload="w3")])
+    other.trials.add_several([make_trial("c9", 0.5, workload="w3", held_s=9.0), make_trial("c8", 0.6, workload="w3")])
     other.records.save(make_record(0.5, "c9", workload="w3", evidence={"samples": 30}))
     taken = store.imports.take_in(bundle_of(other), "/srv/other.db", "ann@here")
     assert (taken.records, taken.trials, taken.workloads) == (1, 1, 1)
@@ -150,6 +151,9 @@ def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> 
     campaign = next(each for each in store.campaigns.fetch_searches() if each.id == trial["campaign"])
     assert campaign.settings["origin"]["store"] == other.imports.fetch_identity()
     assert (campaign.state, campaign.model) == ("imported", "tiny-cnn")
+    # What trials cost elsewhere, and how boards of these names fared there, says nothing about this farm's.
+    assert store.totals.fetch_trial_costs(NANO, simulated=False) == TrialCosts()
+    assert store.trials.fetch_newest_outcomes(0, 9) == []
     again = store.imports.take_in(bundle_of(other), "/srv/other.db", "ann@here")
     assert (again.records, again.trials, again.workloads, again.ours_stayed) == (0, 0, 0, 0)
     assert store.trials.count_statuses() == {"ok": 1}
