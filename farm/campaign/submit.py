@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
 from farm.artifacts import import_check
 from farm.campaign import plan
 from farm.campaign.plan import Gathered, gather, to_document
+from farm.campaign.plan_estimate import NO_BOARDS
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.crew.choice import TargetPlan
@@ -46,6 +48,12 @@ def submit(
     order = make_order(gathered, campaign.spec, settings, owner).model_copy(update={"compile_to": compile_to})
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
+    estimate = gathered.plan.estimate
+    if not gathered.plan.trials and estimate.limit != NO_BOARDS:
+        raise UsageError(
+            f"{campaign.path}: the budget pays for no trial: {estimate.limit} is too small",
+            f"Raise it; `farm campaign plan {shlex.quote(str(campaign.path))}` says what a trial costs.",
+        )
     if compile_to is not None:
         for model in gathered.plan.models:
             import_check.require_right_import(model.source, model.inputs, note)

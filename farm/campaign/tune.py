@@ -88,8 +88,10 @@ class Tuned:
 
 def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | None:
     """Return the error of a run with these `trials` (by fault side) and this many checked records; None: it worked."""
-    if not any(trials.values()) or (trials["ok"] and records):
+    if records and (trials["ok"] or not any(trials.values())):
         return None
+    if not any(trials.values()):
+        return PermanentError("no trial was made", "Give it a larger budget, or more time.")
     if trials["ok"]:
         said = f"none of {trials['ok']} good trials computes what it should"
     else:

@@ -126,6 +126,13 @@ def refuse(store: Store, tmp_path: pathlib.Path, **given: Any) -> str:
     return str(caught.value)
 
 
+def test_a_budget_for_no_trial_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
+    """A limit that ends before one trial is named before anything starts, and nothing is submitted."""
+    said = refuse(store, tmp_path, budget={"board_hours": 1e-6})
+    assert "the budget pays for no trial: board_hours is too small" in said
+    assert store.campaigns.fetch() == []
+
+
 def test_a_name_is_used_once(store: Store, tmp_path: pathlib.Path) -> None:
     """A second campaign of a name is refused before anything is planned, and what can be done instead is said."""
     number = campaign_orders.submit(store, campaign_orders.make_order("c"))

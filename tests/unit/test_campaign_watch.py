@@ -225,6 +225,14 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     assert client.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
 
 
+def test_a_campaign_without_a_trial_failed(store: Store) -> None:
+    """Records that were known before are no result of a campaign that measured nothing."""
+    campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED, "reason": "time is up"})
+    progress = {"counted": 0, "faults": {"board_faults": 0}, "tasks": [{"best_s": 0.001}]}
+    error = client.find_error(campaign.model_copy(update={"progress": progress}))
+    assert (error.exit_code, error.message) == (1, "no trial was made by campaign c: time is up")
+
+
 # What is shown
 
 

@@ -14,7 +14,8 @@ from farm.sweep.export import document
     ("trials", "records", "said"),
     [
         ({"ok": 3, "candidate_faults": 1}, 2, ""),
-        ({"ok": 0, "candidate_faults": 0}, 0, ""),
+        ({"ok": 0, "candidate_faults": 0}, 2, ""),
+        ({"ok": 0, "candidate_faults": 0}, 0, "no trial was made"),
         ({"ok": 0, "candidate_faults": 7, "board_faults": 2}, 0, "all 9 trials failed; faults: candidate 7, board 2"),
         ({"ok": 0, "candidate_faults": 4}, 2, "all 4 trials failed"),
         ({"ok": 5, "candidate_faults": 4}, 0, "none of 5 good trials"),

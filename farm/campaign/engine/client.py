@@ -225,10 +225,16 @@ def wait_settled(
 
 
 def find_error(campaign: FleetCampaign) -> FarmError | None:
-    """Return the error of a campaign that has ended; None where it is finished with at least one good trial."""
+    """Return the error of a campaign that has ended; None where it is finished with a good trial, or had no task."""
     told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
     if campaign.state is CampaignState.FINISHED:
         progress = campaign.progress or {}
+        tried = progress.get("counted") or any(progress.get("faults", {}).values())
+        if progress.get("tasks") and not tried:
+            return PermanentError(
+                f"no trial was made by campaign {campaign.name}" + (f": {campaign.reason}" if campaign.reason else ""),
+                "Give it a larger budget; `farm campaign plan` says what a trial costs.",
+            )
         if not progress.get("counted") or any(task["best_s"] is not None for task in progress["tasks"]):
             return None
         return PermanentError(f"all trials of campaign {campaign.name} failed", "Its report says how.")
