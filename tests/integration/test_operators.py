@@ -7,6 +7,7 @@ model has each image operator behind a convolution and a ReLU, where layout conv
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -325,3 +326,27 @@ def test_every_operator_that_the_importer_knows_is_here() -> None:
 
     here = {each.op for each in (*IMAGES, *NEWER, *OTHERS, *(refused for _, refused in REFUSED))}
     assert set(onnx_frontend._get_convert_map()) - here == ELSEWHERE
+
+
+def test_values_at_the_edges_are_computed_right() -> None:
+    """Sign keeps NaN, and bounds of 64 bits are exact."""
+    odd = np.array([[math.nan, -math.inf, math.inf, -2, 0, 3]], "float32")
+    bounds = [np.array(0, "int64"), np.array(2**63 - 1, "int64")]
+    assert compare([case("Sign", odd), case("Clip", whole(-5, 2**62, 7), held=bounds)], 18)[0] == []
+
+
+@pytest.mark.parametrize(("opset", "count"), [(18, 2), (21, 8)])
+def test_groups_far_from_zero_are_normalised_exactly(opset: int, count: int) -> None:
+    """Groups with a mean of 1,000 are normalised as in float64, where ONNX Runtime itself is off."""
+    far, scales = RNG.uniform(999.9, 1000.1, (1, 8, 6, 6)).astype("float32"), image(count)
+    model, _ = make_model([case("GroupNormalization", far, held=[scales, scales], num_groups=2)], opset, False)
+    module = importer.import_onnx(model, {"GroupNormalization0_x0": far.shape})
+    module, used = pipeline.prepare(module, HOST, pipeline.require_pipeline("graph/1"))
+    executable = tvm.compile(pipeline.finish(module, HOST, None, used), target=PLAIN)
+    result = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(far))
+    found = result.numpy() if hasattr(result, "numpy") else result[0].numpy()
+    groups = far.astype("float64").reshape(1, 2, -1)
+    apart = groups - groups.mean(2, keepdims=True)
+    normal = (apart / np.sqrt(groups.var(2, keepdims=True) + 1e-5)).reshape(1, count, -1)
+    wanted = (normal * scales[:, None] + scales[:, None]).reshape(far.shape)
+    assert np.abs(found - wanted).max() < 1e-5

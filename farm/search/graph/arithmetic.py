@@ -60,12 +60,41 @@ def convert_bit_shift(inputs: Any, attributes: dict[str, Any]) -> Any:
 
 def convert_mean_variance_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
     """Convert MeanVarianceNormalization by differences from the mean, which a large offset does not cancel."""
-    data, axes = inputs[0], list(attributes.get("axes", (0, 2, 3)))
+    apart, variance = _centre(inputs[0], list(attributes.get("axes", (0, 2, 3))))
+    return relax.op.divide(apart, relax.op.add(relax.op.sqrt(variance), relax.const(1e-9, apart.ty.dtype)))
+
+
+def _centre(data: Any, axes: list[int]) -> tuple[Any, Any]:
+    """Return the differences from the mean over axes, and the variance."""
     apart = data
     for _ in range(2):  # the second removes the rounding error of the first mean
         apart = bindings.bind(relax.op.subtract(apart, relax.op.mean(apart, axes, keepdims=True)))
-    deviation = relax.op.sqrt(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
-    return relax.op.divide(apart, relax.op.add(deviation, relax.const(1e-9, data.ty.dtype)))
+    return apart, bindings.bind(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
+
+
+def convert_group_normalization(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert GroupNormalization by differences from the mean: TVM's variance cancels where the mean is large.
+
+    None for other types than float32 and shapes that TVM's converter refuses. Scales are one for each group before
+    opset 21, and one for each channel since.
+    """
+    data, scale, bias = inputs[0], inputs[1], inputs[2]
+    shape, groups = [int(each) for each in data.ty.shape], int(attributes["num_groups"])
+    if str(data.ty.dtype) != "float32" or groups <= 0 or shape[1] % groups:
+        return None
+    apart, variance = _centre(bindings.bind(relax.op.reshape(data, (shape[0], groups, -1))), [2])
+    epsilon = relax.const(attributes.get("epsilon", 1e-5), "float32")
+    normal = bindings.bind(relax.op.multiply(apart, relax.op.rsqrt(relax.op.add(variance, epsilon))))
+    count = int(scale.ty.shape[0])
+    factors, offsets = (relax.op.reshape(each, (1, count, 1)) for each in (scale, bias))
+    split = relax.op.reshape(normal, (shape[0], count, -1))
+    return relax.op.reshape(relax.op.add(relax.op.multiply(split, factors), offsets), tuple(shape))
+
+
+def convert_sign(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert Sign of floats; NaN stays NaN. None for integers."""
+    data = inputs[0]
+    return relax.op.where(relax.op.isnan(data), data, relax.op.sign(data)) if _is_float(data) else None
 
 
 def convert_lp_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:

@@ -77,14 +77,17 @@ def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 
 def _constant_bound(value: Any, attribute: float | None) -> float | None:
-    """Return a bound as a number, NaN where there is none; None where it is unknown at import."""
+    """Return a bound as a number, NaN where there is none; None where it is unknown at import.
+
+    Bounds of integers stay integers: a float rounds those beyond 2 to the 53.
+    """
     if value is None:
         return math.nan if attribute is None else float(attribute)
 
     if not isinstance(value, GenericConst):
         return None
     number = value.value.numpy()
-    return float(number.item()) if number.size == 1 else None
+    return number.item() if number.size == 1 else None
 
 
 def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
@@ -224,6 +227,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Gather": _convert_gather,
     "MatMulInteger": quantisation.convert_matmul_integer,
     "MatMulNBits": _convert_matmul_nbits,
+    "GroupNormalization": arithmetic.convert_group_normalization,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
@@ -246,6 +250,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "QLinearConv": quantisation.convert_qlinear_conv,
     "QLinearMatMul": quantisation.convert_qlinear_matmul,
     "RMSNormalization": _convert_rms_norm,
+    "Sign": arithmetic.convert_sign,
     "RoiAlign": pooling.convert_roi_align,
     "Resize": resizing.convert_resize,
     "Sum": functools.partial(_convert_variadic, "add"),
