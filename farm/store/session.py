@@ -87,7 +87,7 @@ class StoreSession(Closing):
 
     def insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
         """As `insert_new`, for rows of the same columns; return how many were inserted."""
-        insert = self.database.insert(table).on_conflict_do_nothing().inline()
+        insert = self.database.insert(table).on_conflict_do_nothing(index_elements=_find_conflict(table)).inline()
         return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
 
     def clock(self) -> Instant:
@@ -101,6 +101,14 @@ class StoreSession(Closing):
             return self._given_wall_clock()
         with database.translated(self.database):
             return self.database.read_wall_clock(self._writer)
+
+
+def _find_conflict(table: sa.Table) -> list[str] | None:
+    """The columns whose conflict an insert expects; None where the schema has several kinds of conflict."""
+    if any(index.unique for index in table.indexes):
+        return None
+    unique = next((each for each in table.constraints if isinstance(each, sa.UniqueConstraint)), table.primary_key)
+    return [column.name for column in unique.columns]
 
 
 class StorePart:

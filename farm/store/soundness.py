@@ -19,8 +19,9 @@ from farm.store import database, schema
 from farm.store.schema import APPEND_ONLY, make_tables
 from farm.values import Health
 
-# Computed expressions, which no farm's table has: SQLite would evaluate them on reads and writes.
-_COMPUTED = re.compile(r"\b(CHECK|GENERATED|VIRTUAL)\b|\bAS\s*\(", re.IGNORECASE)
+# What no farm's table has: SQLite would evaluate expressions on reads and writes, and drop rows at conflicts.
+_COMPUTED = re.compile(r"\b(CHECK|GENERATED|VIRTUAL)\b|\bAS\s*\(|\bON\s+CONFLICT\b", re.IGNORECASE)
+_UNIQUE = re.compile(r"CREATE\s+UNIQUE\b", re.IGNORECASE)
 _MOST_OBJECTS = 1000
 
 
@@ -46,9 +47,10 @@ def _judge(known: dict[tuple[str, str], str], kind: str, name: str, sql: str) ->
     if kind == "table":
         if not re.match(r"CREATE\s+TABLE\b", sql, re.IGNORECASE):
             return f"{shown} is none of a farm's"
-        return f"{shown} has computed columns or checks" if _COMPUTED.search(sql) else ""
-    if kind == "index" and (not sql or ((kind, name) not in known and sql.count("(") == 1)):
-        return ""  # of a primary key, or on plain columns
+        return f"{shown} has computed columns, checks or conflict clauses" if _COMPUTED.search(sql) else ""
+    is_plain = (kind, name) not in known and sql.count("(") == 1 and not _UNIQUE.match(sql)
+    if kind == "index" and (not sql or is_plain):
+        return ""  # of a constraint, or on plain columns; a unique one would drop rows
     if (kind, name) not in known:
         return f"{shown} is none of a farm's"
     return "" if _flatten(sql) == known[kind, name] else f"{shown} is not as a farm makes it"
@@ -77,6 +79,21 @@ def columns_of(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str
     """The columns of a table, and whether a row can be inserted without each."""
     for row in connection.execute(f'PRAGMA table_xinfo("{table}")'):
         yield _to_text(row[1]), row[6] == 0 and not (row[3] and row[4] is None)
+
+
+def _list_unique(table: sa.Table) -> frozenset[frozenset[str | None]]:
+    """The sets of columns that the current schema makes unique."""
+    keys = [each for each in table.constraints if isinstance(each, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
+    sets = [key.columns for key in keys] + [index.columns for index in table.indexes if index.unique]
+    return frozenset(frozenset(column.name for column in columns) for columns in sets)
+
+
+def _read_unique(connection: sqlite3.Connection, table: str) -> frozenset[frozenset[str]]:
+    rows = connection.execute(f'PRAGMA index_list("{table}")').fetchall()
+    names = [_to_text(row[1]) for row in rows if row[2]]
+    return frozenset(
+        frozenset(_to_text(row[2]) for row in connection.execute(f'PRAGMA index_info("{name}")')) for name in names
+    )
 
 
 # How long to wait for another command's transaction.
@@ -158,6 +175,9 @@ def _find_missing_on_server(connection: sa.Connection) -> Iterator[str]:
         known = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := sorted({column.name for column in table.c} - known):
             yield f"the table {table.name} has no {', '.join(missing)}"
+        indexes = [index["column_names"] for index in inspector.get_indexes(table.name) if index.get("unique")]
+        if frozenset(map(frozenset, indexes)) - _list_unique(table):
+            yield f"the table {table.name} has unique columns that are none of a farm's"
     query = "SELECT tgname FROM pg_trigger WHERE tgenabled = 'O' AND NOT tgisinternal"
     triggers = set(connection.scalars(sa.text(query)))
     for name in sorted(_TRIGGERS - triggers):
@@ -235,6 +255,8 @@ def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
             yield f"the table {table.name} has no {', '.join(missing)}"
         elif foreign := sorted(name for name, is_plain in there.items() if not is_plain and name not in known):
             yield f"the table {table.name} has columns that are none of a farm's: {', '.join(foreign)}"
+        elif _read_unique(connection, table.name) - _list_unique(table):
+            yield f"the table {table.name} has unique columns that are none of a farm's"
     for name in find_missing_indexes(connection):
         yield f"the index {name} is missing"
     triggers = {row[0].decode() for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}

@@ -222,6 +222,7 @@ def spoil(path: pathlib.Path, how: str) -> None:
         ("UPDATE alembic_version SET version_num = '9999'", UnavailableError),
         ("DROP TABLE trials", PermanentError),
         ("DROP TRIGGER trials_no_update", PermanentError),
+        ("CREATE UNIQUE INDEX ix_own ON trials (campaign, board_type)", FarmError),
         ("UPDATE boards SET labels = '{'", PermanentError),
         ("UPDATE boards SET added_at = 'yesterday'", PermanentError),
         ("UPDATE boards SET added_at = 9e999", PermanentError),
