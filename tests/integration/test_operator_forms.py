@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from farm.models.reference import open_session
 from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline
 from tests.onnx_suite import judging
@@ -63,9 +63,7 @@ def make_case(forms: list[Any], opset: int, by_runtime: bool = False) -> Case:
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     if by_runtime:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
+        wanted = open_session(model.SerializeToString()).run(None, values)
     else:
         wanted = ReferenceEvaluator(model).run(None, values)
     return Case("forms", model, values, tuple(map(np.asarray, wanted)), 1e-4, 1e-5)
