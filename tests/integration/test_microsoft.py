@@ -29,6 +29,8 @@ def bytes_(*shape: int, dtype: str = "uint8") -> Any:
 def lstm(directions: int, zero: Any) -> list[Any]:
     """Inputs of DynamicQuantizeLSTM; the zero points are of both weights."""
     weights = [bytes_(directions, depth, 32, dtype=str(zero.dtype)) for depth in (12, 8)]
+    if zero.dtype == np.int8:  # two products fit 16 bits: ONNX Runtime's sums saturate where x86-64 has no VNNI
+        weights = [each // 2 for each in weights]
     states = [floats(directions, 1, 8), floats(directions, 1, 8)]
     scale = np.abs(floats(*zero.shape)) / 100
     return [
