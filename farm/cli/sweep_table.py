@@ -81,6 +81,10 @@ def _change(model: Mapping[str, Any], what: str, factor: float, unit: str) -> st
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:
     """Print the clocks to set, their cost, the confidence and the next command."""
     simulated = " (simulated)" if document["board"]["simulated"] else ""
+    limits = {"--deadline": document["goal"]["deadline_s"], "--max-power": document["goal"]["max_power_w"]}
+    drop = " ".join(f"{option} none" for option, limit in limits.items() if limit)
+    offer = f"; `farm sweep pick {document['sweep']} {drop}` drops what limits it" if drop else ""
+    output.say(f"goal: {sweep_rows.describe_goal(document['goal'])}{offer}")
     for series in chosen:
         picked = series["pick"]
         if picked is None:

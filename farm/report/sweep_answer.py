@@ -87,30 +87,9 @@ def tabulate(variants: Variants) -> tuple[list[str], list[list[tuple[str, str]]]
     return head, lines
 
 
-_OBJECTIVES = {
-    "energy": "the least energy per inference",
-    "latency": "the least latency",
-    "power": "the least power",
-    "edp": "the least product of energy and latency",
-}
-
-
 def write_answers(document: Document) -> list[PageAnswer]:
     """Return one answer per series, tuned ones first."""
     return [_answer(document, series) for series in sweep_rows.order_series(document)]
-
-
-def describe_goal(goal: Mapping[str, Any]) -> str:
-    """Describe the goal: `the least energy per inference, with a latency of at most 33 ms`."""
-    limits = []
-    if goal["deadline_s"]:
-        what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
-        scale = units.seconds_scale([goal["deadline_s"]])
-        limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
-    if goal["max_power_w"]:
-        limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
-    objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
-    return objective + (f", with {' and '.join(limits)}" if limits else "")
 
 
 def compare_variants(document: Document) -> list[str]:
@@ -162,9 +141,10 @@ def _answer(document: Document, series: Series) -> PageAnswer:
     what = "An inference" if series["batch"] == 1 else f"A batch of {series['batch']}"
     then = "" if row["key"] == "default" else " then"
     sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
-    if len(sweep_rows.measured(series)) > 1:
-        sentences.append(f"It was picked for {describe_goal(document['goal'])}.")
-        sentences.append(_certainty(pick))
+    several, goal = len(sweep_rows.measured(series)) > 1, document["goal"]
+    if several or goal["deadline_s"] or goal["max_power_w"]:
+        sentences.append(f"It was picked for {sweep_rows.describe_goal(goal)}.")
+    sentences.append(_certainty(pick) if several else "")
     return PageAnswer(_lead(row["key"]), " ".join(sentence for sentence in sentences if sentence), name)
 
 

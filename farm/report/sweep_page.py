@@ -80,7 +80,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         rail_count=len(sweep_rows.list_rails(document)),
         most_rails=_MOST_RAILS,
         anchors={each["anchor"] for each in series if any(_is_anchor(each, row) for row in each["rows"])},
-        goal=sweep_answer.describe_goal(document["goal"]),
+        goal=sweep_rows.describe_goal(document["goal"]),
         watt=units.WATT,
         csv=CSV,
     )

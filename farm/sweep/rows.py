@@ -11,10 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import GPU
+from farm import units
 
 Row = Mapping[str, Any]
 Series = Mapping[str, Any]
 Document = Mapping[str, Any]
+
+_OBJECTIVES = {
+    "energy": "the least energy per inference",
+    "latency": "the least latency",
+    "power": "the least power",
+    "edp": "the least product of energy and latency",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +59,19 @@ def name_boards(document: Document, names: str = "") -> str:
     board = document["board"]
     where = f"{board['type']}/{names}" if names else str(board["type"])
     return f"{where} GPU" if board.get("device") == GPU else where
+
+
+def describe_goal(goal: Mapping[str, Any]) -> str:
+    """Describe the goal: `the least energy per inference, with a latency of at most 33 ms`."""
+    limits = []
+    if goal["deadline_s"]:
+        what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
+        scale = units.seconds_scale([goal["deadline_s"]])
+        limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
+    if goal["max_power_w"]:
+        limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
+    objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
+    return objective + (f", with {' and '.join(limits)}" if limits else "")
 
 
 def counts(row: Row) -> bool:

@@ -260,9 +260,8 @@ def show_sweep(
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
         choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
-    words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
-    words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
-    words += [f"--objective {goal.objective}"]
+    latest = f"{goal.deadline_s * 1e3:.6g}ms" if goal.deadline_s else "none"
+    most = f"{goal.max_power_w:.6g}W" if goal.max_power_w else "none"
     return show(
         request,
         "sweep.html",
@@ -272,7 +271,7 @@ def show_sweep(
         beside=beside,
         answers=sweep_answer.write_answers(document),
         goal=goal,
-        said_goal=sweep_answer.describe_goal(document["goal"]),
+        said_goal=sweep_rows.describe_goal(document["goal"]),
         objectives=[str(each) for each in Objective],
         scatter=charts.show(charts.plan_scatter(document, other)) if _has_points(document) else "",
         compared=sweep_answer.compare_variants(document),
@@ -281,7 +280,7 @@ def show_sweep(
         ends=_find_ends(document),
         points=json.dumps(_to_points(document)),
         both=_compare(document, other),
-        command=" ".join([f"farm sweep pick {sweep}", *words]),
+        command=f"farm sweep pick {sweep} --deadline {latest} --max-power {most} --objective {goal.objective}",
         export=f"farm sweep export {sweep} --as sh",
     )
 

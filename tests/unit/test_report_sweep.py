@@ -199,6 +199,9 @@ def test_no_pick_gives_the_reason() -> None:
     assert "No point keeps 10 ms; the fastest takes 29.1 ms." in page.text
     assert "This sweep was voided" in page.text
     assert "a latency of at most 10.0 ms and a power of at most 7.50 W" in page.text
+    only = sweep_documents.nano(variants=("tuned",))["series"][0]["rows"][-1:]
+    answer = sweep_answer.write_answers(document | {"series": [sweep_documents.series(only)]})[0]
+    assert "power of at most 7.50 W." in answer.text
 
 
 def test_empty_sweep_still_has_a_page() -> None:

@@ -83,7 +83,13 @@ def test_what_was_picked_is_what_is_exported(home: pathlib.Path, capsys: pytest.
         commands.pick(1, max_power="1W")
     assert caught.value.code == 1
     assert export(capsys)["key"] == FAST
-    commands.pick(1, deadline="none")
+    commands.pick(1, max_power="8W")
+    said = capsys.readouterr().out
+    assert "with a latency of at most 20.0 ms and a power of at most 8.00 W; `farm sweep pick 1 --deadline none" in said
+    sweep_report.export(1, ExportForm.SH, max_power="none")
+    assert "energy per inference, with a latency of at most 20.0 ms:" in capsys.readouterr().out
+    commands.pick(1, deadline="none", max_power="none")
+    assert "goal: the least energy per inference\n" in capsys.readouterr().out
     assert export(capsys)["key"] == SLOW
 
 

@@ -139,7 +139,8 @@ def write_comments(chosen: Chosen) -> list[str]:
         against = series["pick"]["against_fastest"]
         costs = f"{against['latency']:.3g} times the latency"
         costs += "" if against["energy"] is None else f" and {against['energy']:.3g} times the energy"
-        lines.append(f"It is the sweep's pick: {costs} of the fastest point measured; certain to")
+        lines.append(f"It is the sweep's pick for {sweep_rows.describe_goal(document['goal'])}:")
+        lines.append(f"  {costs} of the fastest point measured; certain to")
         lines.append(f"  {units.format_share(series['pick']['certainty'])}.")
     if free := [d for d in row["domains"] if not d["held"] and d["units"] and d["freq_hz"]]:
         told = ", ".join(f"{d['name']} (up to {format_hz(d['freq_hz'])})" for d in free)
