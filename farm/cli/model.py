@@ -16,6 +16,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import inputs as model_inputs
 from farm.models import quantise, trained, zoo
+from farm.report import campaign_rows
 from farm.search import default_schedule
 from farm.search.graph import importer
 from farm.search.graph import pipeline as graph_pipeline
@@ -194,6 +195,7 @@ def show(
         **dataclasses.asdict(summary),
         "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
         "outputs": [{"name": o.name, "shape": o.shape, "dtype": o.dtype} for o in summary.outputs],
+        "board_type": board_type,
         "pipeline": pipeline,
         "flop": total if failure is None else None,
         "workloads": [
@@ -244,6 +246,9 @@ def _print(model: dict[str, Any]) -> None:
         empty="no tunable workloads",
     )
     say(f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {model['pipeline']}")
+    say(f"This is what {model['board_type']}'s target computes; another has other workloads, hashes and FLOP.")
+    if note := campaign_rows.note_flop(each["name"] for each in workloads):
+        say(note)
 
 
 def _shape(shape: object) -> str:

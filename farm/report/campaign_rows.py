@@ -78,13 +78,16 @@ def find_gflops(task: Document) -> float | None:
 
 
 def note_flop(names: Iterable[str]) -> str:
-    """Explain the FLOP of functions whose code computes another number; empty where none does."""
-    if not any("winograd" in name or _JOINED.search(name) for name in names):
-        return ""
-    return (
-        "FLOP are those of the direct algorithm, each result computed once: Winograd's computes fewer, so that its "
-        "GFLOPS may exceed the core's peak, and joined convolutions compute some rows twice."
-    )
+    """Explain the FLOP of functions whose code computes another number than the model; empty where none does."""
+    known, told = list(names), []
+    if any("winograd" in name or _JOINED.search(name) for name in known):
+        told.append(
+            "FLOP are those of the direct algorithm, each result computed once: Winograd's computes fewer, so that its "
+            "GFLOPS may exceed the core's peak, and joined convolutions compute some rows twice."
+        )
+    if any("strided_slice" in name for name in known):
+        told.append("FLOP of a strided_slice include what it cuts off: channels that fill up vectors.")
+    return " ".join(told)
 
 
 def list_faults(progress: Document) -> dict[str, int]:
@@ -98,7 +101,10 @@ def list_limits(progress: Document, budget: campaigns.Budget) -> list[str]:
     if budget.wall_clock_s is not None:
         used_s, limit_s = progress.get("wall_clock_s", 0.0), budget.wall_clock_s
         over = f", {format_clock(used_s - limit_s)} over: winners and models are measured to their end"
-        parts.append(_of("time", format_clock, used_s, limit_s) + (over if used_s > limit_s + 1 else ""))
+        if (ends_s := progress.get("trials_end_s")) is not None:
+            over = f", trials end at {format_clock(ends_s)}"
+        said = used_s > limit_s + 1 or ends_s is not None
+        parts.append(_of("time", format_clock, used_s, limit_s) + (over if said else ""))
     parts.append(_of("board time", format_clock, progress.get("board_s", 0.0), budget.board_s))
     if budget.energy_j is not None:
         parts.append(_of("energy", "{:,.0f} J".format, progress.get("energy_j", 0.0), budget.energy_j))

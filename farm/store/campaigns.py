@@ -276,10 +276,7 @@ class Campaigns(StorePart):
                     after, reason = each.state, each.reason
                 else:
                     interrupted.append(each.name)
-                update_fleet(connection, each.id, reason=reason, engine=None)
-                if after is not each.state:
-                    set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
-                    self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
+                self._leave(connection, each, after, reason)
         return interrupted
 
     def interrupt_untaken(self, after_s: float = UNTAKEN_S) -> list[str]:
@@ -291,10 +288,14 @@ class Campaigns(StorePart):
             names = [each for each in list_open(connection) if self._is_untaken(connection, each, after_s)]
             for each in names:
                 after = CampaignState.CANCELLED if each.wanted == CANCEL else CampaignState.INTERRUPTED
-                update_fleet(connection, each.id, reason=NOT_TAKEN)
-                set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
-                self._add_campaign_event(connection, f"campaign_{after}", each.name, NOT_TAKEN)
+                self._leave(connection, each, after, NOT_TAKEN)
         return [each.name for each in names if each.wanted != CANCEL]
+
+    def _leave(self, connection: sa.Connection, each: FleetCampaign, after: CampaignState, reason: str) -> None:
+        update_fleet(connection, each.id, reason=reason, engine=None)
+        if after is not each.state:
+            set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
+            self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
 
     def count(self) -> dict[str, int]:
         """Fleet campaigns by state; states without any are missing."""

@@ -112,7 +112,7 @@ def plan_course(lines: Sequence[tuple[str, Line]], end: float) -> Chart:
 
 
 def to_plot(chart: Chart) -> dict[str, Any]:
-    """Return a course for uPlot: one column of trials, one for each line, null before it begins."""
+    """Return a course for uPlot: a column of trials, one for each line (null before it begins), and whether in log."""
     places = sorted({at for marks in chart.list_marks() for at in marks.x})
     columns: list[list[float | None]] = []
     for marks in chart.list_marks():
@@ -121,15 +121,17 @@ def to_plot(chart: Chart) -> dict[str, Any]:
             value = known.get(at, value)
             column.append(value)
         columns.append(column)
-    return {"names": [marks.name for marks in chart.list_marks()], "data": [places, *columns]}
+    values = [value for marks in chart.list_marks() for value in marks.y]
+    log = bool(values) and max(values) > charts.LOG_RATIO * min(values)
+    return {"names": [marks.name for marks in chart.list_marks()], "data": [places, *columns], "log": log}
 
 
 def plan_pace(values: Sequence[float], minutes: float) -> Chart:
-    """Plan trials per minute, for equal parts of the time."""
+    """Plan counted trials per minute, for equal parts of the time."""
     x, y = tuple(index * minutes for index in range(len(values) + 1)), (*values, values[-1])
     marks = Marks(x, y, charts.BLUE, line="area")
-    panel = Panel(ChartAxis("minutes", low=0), ChartAxis("trials per minute", low=0), (marks,))
-    return Chart("pace", "Trials per minute", "", "", (panel,), 1.3, simulated=False)
+    panel = Panel(ChartAxis("minutes", low=0), ChartAxis("counted trials\nper minute", low=0), (marks,))
+    return Chart("pace", "Counted trials per minute", "", "", (panel,), 1.3, simulated=False)
 
 
 def plan_scatter(document: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Chart:

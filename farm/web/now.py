@@ -165,7 +165,7 @@ def to_campaign_row(campaign: campaigns.FleetCampaign, boards: Sequence[BoardInf
         "simulated": any(each.simulated for each in campaign.order.types),
         "counted": counted,
         "limit": limit,
-        "share": min(1.0, counted / limit) if limit else None,
+        "share": min(1.0, counted / limit) if limit and not campaign.over else None,
         "limits": campaign_rows.list_limits(progress, campaign.budget),
         "per_minute": counted / used_s * 60 if used_s else None,
         "faults": campaign_rows.list_faults(progress),

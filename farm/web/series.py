@@ -201,7 +201,7 @@ class Stretches:
 
 @dataclasses.dataclass
 class Course:
-    """Sum up a campaign's trials, in order. `minutes` counts all by the minute in which they were written."""
+    """Sum up a campaign's trials, in order. `minutes` has the counted ones by the minute in which they were written."""
 
     last: int = 0
     counted: int = 0
@@ -219,13 +219,13 @@ class Course:
             self.last, board_type, workload, point, counted, median_s, board, at, held_s = row
             self.began = self.began or at - (held_s or 0.0)
             self.ended = at
-            minutes[int(at // MINUTE_S)] += 1
             if board and held_s:
                 if (own := boards.get(board)) is None:
                     own = boards[board] = Stretches()
                 own.add(at - held_s, at)
             if counted:
                 self.counted += 1
+                minutes[int(at // MINUTE_S)] += 1
                 if median_s is not None and 1e-12 <= median_s <= 1e9:
                     key = (board_type, point, workload)
                     if median_s < best.get(key, float("inf")):
@@ -237,7 +237,7 @@ class Course:
         return [(counted, median_s) for counted, key, median_s in self.gains if key == task]
 
     def pace(self, bins: int) -> tuple[list[float], float]:
-        """Return trials per minute in equal parts of the time, and the minutes of each part."""
+        """Return counted trials per minute in equal parts of the time, and the minutes of each part."""
         if not self.minutes:
             return [], 1.0
         first, last = min(self.minutes), max(self.minutes)

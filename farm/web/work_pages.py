@@ -33,6 +33,8 @@ from farm.web.view import Text, View
 
 router = APIRouter(include_in_schema=False)
 
+# How the reasons begin of gaps in which no board was to work.
+_PAUSES = ("paused", "interrupted")
 # The most that one chart shows, the busiest first; and bars.
 _MOST_LANES, _BARS, _MOST_CURVES = 60, 160, 8
 # A gap of a board is shown from this share of a campaign's time on.
@@ -155,11 +157,12 @@ def _name_curve(curve: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A board's lane in a timeline: its work, and its gaps with their cause (all s since the epoch)."""
+    """A board's lane in a timeline: its work, its gaps with their cause, and pauses (all s since the epoch)."""
 
     name: str
     spans: Sequence[Sequence[float]]
     gaps: Sequence[tuple[float, float, str]]
+    pauses: Sequence[tuple[float, float, str]]
 
 
 def _list_lanes(store: Store, campaign: campaigns.FleetCampaign, course: Course) -> tuple[list[Lane], int]:
@@ -169,14 +172,18 @@ def _list_lanes(store: Store, campaign: campaigns.FleetCampaign, course: Course)
     least_s = max(5.0, _GAP_SHARE * (until - course.began))
     gaps = {name: course.boards[name].list_gaps(least_s, until) for name in names}
     explained = _explain_gaps(store, campaign, {name: found for name, found in gaps.items() if found})
-    lanes = [Lane(name, course.boards[name].spans, explained.get(name, [])) for name in sorted(names)]
+    lanes = []
+    for name in sorted(names):
+        found = explained.get(name, [])
+        pauses = [each for each in found if each[2].startswith(_PAUSES)]
+        lanes.append(Lane(name, course.boards[name].spans, [each for each in found if each not in pauses], pauses))
     return lanes, len(course.boards) - len(names)
 
 
 def _explain_gaps(
     store: Store, campaign: campaigns.FleetCampaign, gaps: Mapping[str, Sequence[tuple[float, float]]]
 ) -> dict[str, list[tuple[float, float, str]]]:
-    """Explain each gap of a board by what happened to the board, else to the campaign."""
+    """Explain each gap of a board by a pause of the campaign, else by what happened to the board or the campaign."""
     if not gaps:
         return {}
     first = min(start for found in gaps.values() for start, _ in found)
@@ -193,7 +200,7 @@ def _explain_gaps(
     ]
     explained = {}
     for board, found in gaps.items():
-        mine = [*told.get(board, []), *own]
+        mine = [*(each for each in own if each[1].startswith(_PAUSES)), *told.get(board, []), *own]
         explained[board] = [
             (start, end, next((why for at, why in mine if start - 5.0 <= at <= end), "no candidate was ready"))
             for start, end in found

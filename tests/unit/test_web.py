@@ -9,6 +9,7 @@ import math
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +27,10 @@ from farm.store.trials import TrialOutcome
 from farm.types import campaigns, documents
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import charts, now, orders, pages, tokens
+from farm.web import charts, now, orders, pages, tokens, work_pages
 from farm.web.access import Access, read_token
 from farm.web.live import MOST_WATCHERS, Hub
-from farm.web.series import Gauges, GoldenRuns, Reading, read_outcome
+from farm.web.series import Course, Gauges, GoldenRuns, Reading, Stretches, read_outcome
 from farm.web.serve import WebPlace
 from tests import web_store
 from tests.board_rows import make_row
@@ -544,6 +545,55 @@ def test_pictures_of_a_board_share_their_time() -> None:
     assert len(ticks) == 3
     assert len(ticks[0]) >= 3
     assert ticks[0] == ticks[1] == ticks[2]
+
+
+def test_a_pace_adds_up_to_the_counted_trials(home: pathlib.Path) -> None:
+    """Trials per minute times minutes are the campaign's counted trials; what else was measured is no pace."""
+    with Store(home / "farm.db") as store:
+        campaign = store.campaigns.require(web_store.CAMPAIGN)
+        course = Course()
+        course.update(store, campaign.id)
+        every = sum(1 for _ in store.trials.fetch_since(campaign.id, 0))
+    pace, minutes = course.pace(20)
+    assert sum(pace) * minutes == pytest.approx(course.counted)
+    assert 0 < course.counted < every
+
+
+@pytest.mark.parametrize(("last_ms", "is_log"), [(1.01, False), (0.05, True)])
+def test_a_course_is_logarithmic_where_it_spans_much(last_ms: float, is_log: bool) -> None:
+    """A latency that hardly falls is drawn in plain milliseconds, one that falls twentyfold in decades."""
+    chart = charts.plan_course([("tiny", [(1, 1.02), (8, last_ms)])], 9)
+    assert charts.to_plot(chart)["log"] is is_log
+
+
+@pytest.mark.parametrize(("state", "share"), [("running", 0.19), ("finished", None)])
+def test_an_ended_campaign_has_no_share_that_is_left(home: pathlib.Path, state: str, share: float | None) -> None:
+    """A campaign that its wall clock ended after 19 of 100 trials is over, not at 19 %."""
+    with Store(home / "farm.db") as store:
+        campaign = store.campaigns.require(web_store.CAMPAIGN)
+    changes = {
+        "state": campaigns.CampaignState(state),
+        "budget": campaigns.Budget(trials=100),
+        "progress": {"counted": 19},
+    }
+    assert now.to_campaign_row(campaign.model_copy(update=changes), [])["share"] == share
+
+
+def test_a_pause_is_no_idle_time(tmp_path: pathlib.Path) -> None:
+    """The gap of a board in which its campaign was paused is a pause, also where something happened to the board."""
+    with Store(tmp_path / "farm.db") as store:
+        web_store.fill(store, boards=6, trials=40)
+        campaign, now_s = store.campaigns.require(web_store.CAMPAIGN), time.time()
+        store.events.add("campaign_paused", campaign.name, "by ana@desk")
+        gap = {"nano-1": [(now_s - 1.0, now_s + 100.0)]}
+        told = work_pages._explain_gaps(store, campaign, gap)
+        course = Course(
+            boards={"nano-1": Stretches(spans=[[now_s - 9.0, now_s - 1.0], [now_s + 100.0, now_s + 101.0]])}
+        )
+        course.began, course.ended = now_s - 9.0, now_s + 101.0
+        [lane], _ = work_pages._list_lanes(store, campaign, course)
+    assert told["nano-1"][0][2] == "paused: by ana@desk"
+    assert ([each[2] for each in lane.pauses], lane.gaps) == (["paused: by ana@desk"], [])
 
 
 def test_facts_of_a_board_are_words() -> None:

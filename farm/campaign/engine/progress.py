@@ -51,6 +51,7 @@ def to_progress(
         "board_s": campaign.board_s if campaign else 0.0,
         "energy_j": campaign.energy_j if campaign else active.energy_j,
         "wall_clock_s": wall_clock_s,
+        "trials_end_s": campaign.budget.wall_clock_s if campaign and winners is None else None,
         "eta_s": _find_eta_s(campaign, active, counted, wall_clock_s, len(boards))
         if winners is None
         else winners["eta_s"],

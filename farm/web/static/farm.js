@@ -118,14 +118,16 @@
   // The course of a campaign, with a cursor that tells values.
   const plot = (figure) => {
     if (!window.uPlot) return;
-    const { names, data } = JSON.parse(figure.dataset.plot);
+    const { names, data, log } = JSON.parse(figure.dataset.plot);
     const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const axis = { stroke: colour("--faint"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { stroke: colour("--rule"), width: 1 } };
     const series = names.map((name, at) => ({ label: name, stroke: colour(`--s${at % 8}`), width: 1.6, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }), value: (_, value, at, index) => say(index == null ? data[at].at(-1) : value) }));
+    // Trials are whole numbers.
+    const whole = [...Array(12).keys()].flatMap((each) => [1, 2, 5].map((step) => step * 10 ** each));
     const say = (value) => value == null ? "–" : `${value.toPrecision(4)} ms`;
     figure.replaceChildren();
     const width = () => Math.min(800, figure.clientWidth || 800);
-    const made = new uPlot({ width: width(), height: 260, scales: { x: { time: false }, y: { distr: 3, log: 10 } }, axes: [axis, { ...axis, size: 64, values: (_, all) => all.map((each) => each == null ? "" : each >= 1000 ? `${each / 1000} s` : `${each} ms`) }], series: [{ label: "trials", value: (_, value) => value ?? data[0].at(-1) }, ...series] }, data, figure);
+    const made = new uPlot({ width: width(), height: 260, scales: { x: { time: false }, y: log ? { distr: 3, log: 10 } : {} }, axes: [{ ...axis, incrs: whole }, { ...axis, size: 64, values: (_, all) => all.map((each) => each == null ? "" : each >= 1000 ? `${each / 1000} s` : `${each} ms`) }], series: [{ label: "trials", value: (_, value) => value ?? data[0].at(-1) }, ...series] }, data, figure);
     addEventListener("resize", () => made.setSize({ width: width(), height: 260 }));
   };
 
