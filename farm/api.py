@@ -21,19 +21,22 @@ from farm.campaign import plan as planned
 from farm.campaign.artifacts import make_artifacts
 from farm.campaign.engine import client, control
 from farm.campaign.engine.client import engine_prestart, ensure_engine
-from farm.campaign.one_model import OneModelRequest
+from farm.campaign.one_model import OneModelRequest, stamp_name
 from farm.campaign.plan import make_plan
-from farm.campaign.plan_models import to_variant
+from farm.campaign.plan_models import to_variants
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
-from farm.campaign.submit import clone, submit, to_budget
+from farm.campaign.submit import clone, require_new_name, submit, to_budget
 from farm.campaign.tune import tune
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.inventory.documents import check_document
+from farm.models.zoo import ZOO
 from farm.processes.machine import name_user
 from farm.report import campaign_page
 from farm.report.campaign_document import make_document, make_report
 from farm.report.campaign_table import summary_line
+from farm.search.gpus import require_device
+from farm.search.graph.pipeline import store_weights
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign
@@ -84,6 +87,8 @@ class Campaign:
         priority: int = 0,
         objective: str = "latency",
         deadline: str | float | None = None,
+        device: str = "cpu",
+        weights: str = "float32",
         home: str | pathlib.Path | None = None,
     ) -> None:
         document = {
@@ -96,6 +101,8 @@ class Campaign:
             "measure": _name_units(measure or {}),
             "priority": priority,
             "objective": objective,
+            "device": device,
+            "weights": weights,
             **_name_units({} if deadline is None else {"deadline": deadline}),
         }
         self._settle(name, check_campaign(document, f"campaign {name}"), home)
@@ -312,6 +319,10 @@ def optimize(
     boards: str | Sequence[str] = LOCAL,
     trials: int = 500,
     *,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    weights: str = "float32",
+    device: str = "cpu",
     objective: str = "latency",
     deadline: str | float | None = None,
     name: str | None = None,
@@ -320,36 +331,42 @@ def optimize(
 ) -> Optimization:
     """Begin to tune a model, a file or a name of the zoo, for types of boards; `wait` waits for the end.
 
-    `objective` and `deadline` decide between finalists as in a campaign file, on boards of a fleet. `name` is the
+    `shape` has a shape by input; it, `batch` and the options up to `deadline` are as in a campaign file. `name` is the
     campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with ETA every ten
     seconds; it prints on stderr. Raises UsageError.
     """
     types = [boards] if isinstance(boards, str) else list(boards)
     if not types or (LOCAL in types and len(types) > 1):
         raise UsageError("boards are of one kind or more of a fleet, or `local`: this machine alone")
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise UsageError(f"trials must be a whole number of at least 1, not {trials!r}")
-    settings = farm_settings.load()
-    settings = settings if home is None else dataclasses.replace(settings, home=str(home))
     text = str(model)
-    if types == [LOCAL]:
-        if objective != "latency":
-            raise UsageError(f"the objective {objective} needs boards of a fleet", "Name their type in `boards`.")
-        return Optimization(text, trials, settings, say, None)
-    called = name or f"{pathlib.Path(text).stem.replace('.', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    about: dict[str, Any] = {"zoo": text} if text in ZOO else {"path": text}
     campaign = Campaign(
-        name=called, models=[model], boards=types, budget=trials, objective=objective, deadline=deadline, home=home
+        name=stamp_name(pathlib.Path(text).stem) if name is None else name,
+        models=about | {"shape": shape or {}} | ({} if batch is None else {"batch": batch}),
+        boards=types,
+        budget=trials,
+        objective=objective,
+        deadline=deadline,
+        device=device,
+        weights=weights,
+        home=home,
     )
-    campaign.submit(say)
-    return Optimization(text, trials, settings, say, campaign)
+    if types != [LOCAL]:
+        campaign.submit(say)
+    return Optimization(campaign, say, name or "")
 
 
 class Optimization:
     """A model being tuned. `campaign` is None on this machine, where `wait` does the work."""
 
-    def __init__(self, model: str, trials: int, settings: Settings, say: Say, campaign: Campaign | None) -> None:
-        self.campaign = campaign
-        self._model, self._trials, self._settings, self._say = model, trials, settings, say
+    def __init__(self, ordered: Campaign, say: Say, name: str = "") -> None:
+        self._spec, self._settings = ordered._require_file("ordered").spec, ordered._settings
+        self._say, self._name = say, name
+        self.campaign = None if self._spec.boards.types == (LOCAL,) else ordered
+
+    def __repr__(self) -> str:
+        (model,), types = self._spec.models, ", ".join(self._spec.boards.types)
+        return f"<farm.Optimization of {model.called} for {types}: {self._spec.budget.trials} trials>"
 
     def wait(self, timeout_s: float | None = None) -> Optimized:
         """Wait until it is tuned. Raises what `Campaign.wait` raises; `timeout_s` is for boards of a fleet."""
@@ -360,20 +377,33 @@ class Optimization:
             document = self.campaign.wait(
                 timeout_s,
                 lambda progress: teller.print_progress(
-                    name, str(progress["phase"]), "", Budget(trials=self._trials), progress
+                    name, str(progress["phase"]), "", Budget(trials=self._spec.budget.trials), progress
                 ),
             )
         return Optimized(document, self._settings, self._say)
 
     def _tune_here(self) -> dict[str, Any]:
-        opened = open_model(self._model)
-        kind = require_board_type(LOCAL)
-        request = OneModelRequest("optimize", to_variant(opened.source, opened.inputs), kind, self._trials)
+        spec, (model,) = self._spec, self._spec.models
+        shapes = [f"{name}={','.join(map(str, sizes))}" for name, sizes in model.shape.items()]
+        opened = open_model(model.zoo or str(model.path), shapes, next(iter(model.batch), None))
+        opened.source.require_float(spec.weights)
+        kind = store_weights(require_device(require_board_type(LOCAL), spec.device), spec.weights)
+        request = OneModelRequest(
+            "optimize",
+            to_variants(opened)[0],
+            kind,
+            int(spec.budget.trials or 0),
+            objective=spec.objective,
+            deadline_s=spec.deadline,
+            name=self._name,
+        )
         with Store(self._settings.store_location) as store:
+            if self._name:
+                require_new_name(store, self._name)
             tune(request, self._settings, store, _Listener(self._say))
         return {
             "models": [opened.about.model_dump()],
-            "types": [{"type": kind.name, "simulated": False, "points": [DEFAULT_POINT]}],
+            "types": [{"type": kind.name, "simulated": False, "points": [DEFAULT_POINT], "pipeline": kind.pipeline}],
         }
 
 
@@ -383,6 +413,10 @@ class Optimized:
     def __init__(self, document: Mapping[str, Any], settings: Settings, say: Say) -> None:
         self.document = document
         self._settings, self._say = settings, say
+
+    def __repr__(self) -> str:
+        names = [each["name"] for each in self.document["models"]]
+        return f"<farm.Optimized {', '.join(names)} for {', '.join(each['type'] for each in self.document['types'])}>"
 
     def save_packages(self, folder: str | pathlib.Path) -> list[pathlib.Path]:
         """Compile, verify and pack for every type; return the wheels. Raises PermanentError where one is wrong.

@@ -47,12 +47,12 @@ def list_made_here(home: Path) -> list[manifest.Artifact]:
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactFilters:
-    """Filters of artifacts; empty texts and False select all. `precision` is the weights' (`--weights`)."""
+    """Filters of artifacts; empty texts and False select all."""
 
     model: str = ""
     board_type: str = ""
     device: str = ""
-    precision: str = ""
+    weights: str = ""
     verified: bool = False
     simulated: bool = False
 
@@ -66,7 +66,7 @@ class ArtifactFilters:
             self.model in about.name
             and board_type in ("", about.board_type)
             and self.device in ("", about.device)
-            and self.precision in ("", about.weights.asked)
+            and self.weights in ("", about.weights.asked)
             and (not self.verified or (about.verified is not None and about.verified.matches))
             and (not self.simulated or about.simulated)
         )
@@ -83,7 +83,7 @@ def to_document(artifact: manifest.Artifact) -> dict[str, Any]:
         "simulated": about.simulated,
         "device": about.device,
         "operating_point": about.operating_point,
-        "precision": about.weights.asked,
+        "weights": about.weights.asked,
         "bytes": about.library.bytes,
         "verified": None if about.verified is None else about.verified.matches,
         "latency_s": newest.latency["median"] if newest else None,

@@ -38,7 +38,7 @@ class OneModelRequest:
     earlier trials. `wait_s` is how long to wait for a board of the fleet. `only_unknown` leaves out workloads with a
     record. `simulated` says which records count; boards of the other kind are refused. `virtual` uses simulated boards
     even where there are real ones. `rivals` are what the model is timed beside at the end. `others` are the model with
-    other lengths, tuned with it. `objective` and `deadline_s`: see `Order`.
+    other lengths, tuned with it. `objective` and `deadline_s`: see `Order`. `name` is the campaign's; "": a new one.
     """
 
     command: str
@@ -56,6 +56,7 @@ class OneModelRequest:
     others: tuple[ModelVariant, ...] = ()
     objective: str = "latency"
     deadline_s: float | None = None
+    name: str = ""
     since: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -146,7 +147,7 @@ def submit(
     planned = merge_workloads(list(zip(request.models, chosen, strict=True)), (), find_clock_factor(target, kind))
     points = {DEFAULT_POINT: OperatingPoint()}
     order = Order(
-        name=_find_name(store, f"{request.command}-{model.source.name}"),
+        name=request.name or _find_name(store, f"{request.command}-{model.source.name}"),
         owner=by,
         models=tuple(map(to_model, request.models)),
         types=(to_type(kind, place.simulated, place.target, target, points, planned),),
@@ -168,9 +169,13 @@ def submit(
     return order.name
 
 
+def stamp_name(text: str) -> str:
+    """Make a campaign's name of a text and the time."""
+    return f"{re.sub('[^A-Za-z0-9_-]', '-', text)[:40].strip('-') or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def _find_name(store: Store, text: str) -> str:
     """Make a new campaign name from a command, a model and the time."""
-    stem = re.sub(r"[^A-Za-z0-9_-]", "-", text)[:40].strip("-")
-    base = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = stamp_name(text)
     known = {each.name for each in store.campaigns.fetch()}
     return next(name for name in (base, *(f"{base}-{n}" for n in range(2, 1000))) if name not in known)

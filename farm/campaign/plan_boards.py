@@ -145,7 +145,7 @@ def choose_boards(
     for index, name in enumerate(spec.boards.types):
         try:
             board_type = pipeline.make_exact(require_board_type(name, types), spec.search.exact)
-            board_type = require_device(board_type, spec.device)
+            board_type = pipeline.store_weights(require_device(board_type, spec.device), spec.weights)
             mine = _filter(rows, board_type, spec.boards)
             by_energy = f"objective: {spec.objective}" if spec.objective != "latency" else ""
             needing = by_energy or ("a budget in joules" if spec.budget.joules is not None else "")

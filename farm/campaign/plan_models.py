@@ -81,13 +81,12 @@ def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[
     for index, spec in enumerate(campaign.spec.models):
         try:
             source = resolve_model(spec.zoo or str(_locate(spec, campaign.path)))
+            source.require_float(campaign.spec.weights)
             for name, batch in spec.variants:
                 shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
                 variants += _list_variants(index, name, source, (*shapes, *filter(None, [spec.lengths])), batch)
         except UsageError as error:
-            # Written for a command's options, which are keys here.
-            text = documents.to_text(error).replace("--shape ", "shape ").replace("--batch ", "batch ")
-            faults.append((("models", index), f"{spec.called}: {text}"))
+            faults.append((("models", index), f"{spec.called}: {documents.to_text(error)}"))
     return variants, faults
 
 

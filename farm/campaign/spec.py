@@ -270,8 +270,9 @@ _OnePoint = Literal["default"] | PointSpec
 class CampaignSpec(StrictModel):
     """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others.
 
-    `device`: code for the boards' processors, or for their GPUs. `objective` decides between finalists: the least
-    latency, energy, or energy times latency (edp). `deadline`, with energy: the longest time of an inference.
+    `device`: code for the boards' processors, or for their GPUs. `weights`: as they are, or in 16 bits where that is
+    faster (bf16), wherever possible (bf16-all), with the arithmetic (fp16). `objective` decides between finalists: the
+    least latency, energy, or energy times latency (edp). `deadline`, with energy: the longest time of an inference.
     """
 
     name: CampaignName
@@ -282,6 +283,7 @@ class CampaignSpec(StrictModel):
     ]
     boards: BoardsSpec
     device: Literal["cpu", "gpu"] = "cpu"
+    weights: Literal["float32", "bf16", "bf16-all", "fp16"] = "float32"
     operating_points: Annotated[
         tuple[PointSpec, ...],
         pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OnePoint | tuple[_OnePoint, ...]),

@@ -17,7 +17,7 @@ _OPTIONS = {
     "model": Annotated[str, typer.Option("--model", metavar="TEXT", help="Only models whose name contains this.")],
     "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
     "device": Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Only this device.")],
-    "precision": Annotated[str, typer.Option("--weights", metavar="float32|bf16|fp16", help="Only these weights.")],
+    "weights": Annotated[str, typer.Option("--weights", metavar="float32|bf16|fp16", help="Only these weights.")],
     "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
     "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
 }
@@ -43,7 +43,7 @@ def list_artifacts(wanted: catalogue.ArtifactFilters) -> output.Document:
             (
                 each["model"],
                 f"{each['board_type']}{' GPU' * (each['device'] == 'gpu')}{' (simulated)' * each['simulated']}",
-                each["precision"],
+                each["weights"],
                 each["operating_point"],
                 {None: "not yet", True: "yes", False: "WRONG"}[each["verified"]],
                 None if each["latency_s"] is None else f"{each['latency_s'] * 1e3:.3f}",

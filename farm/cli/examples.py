@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, str] = {
     "model package": "model package model-nano --format wheel --out dist/",
     "model deploy": "model deploy model-nano --board nano-01",
     "model run": "model run model-nano --board nano-01 --input photo.png --operating-point a57=921.6MHz",
-    "model evaluate": "model evaluate efficientnet-lite0 --data images --precision float32,int8",
+    "model evaluate": "model evaluate efficientnet-lite0 --data images --weights float32,int8",
     "model fetch": "model fetch efficientnet-lite0",
     "model bench": "model bench model-nano --board nano-01 --out bench",
     "model quantize": "model quantize model.onnx --calibration photos/ --out model-int8.onnx",

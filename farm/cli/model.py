@@ -172,7 +172,7 @@ def show(
     proto = source.load()
     summary = model_inputs.summarise(proto, inputs)
 
-    options.require_float(source, weights)
+    source.require_float(weights)
     kind = graph_pipeline.store_weights(named, weights)
 
     failure: UsageError | None = None

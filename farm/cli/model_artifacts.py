@@ -95,7 +95,7 @@ def compile_(
     kinds = [pipeline.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
     places.require_place(out)
     found = given_model.open_model(model, shape or (), batch, trust_model)
-    options.require_float(found.source, weights)
+    found.source.require_float(weights)
     orders = [
         make.CompileOrder(found, kind, operating_point, for_virtual, missing, read_labels(labels)) for kind in kinds
     ]

@@ -49,10 +49,10 @@ def evaluate(
         str | None,
         typer.Option("--task", metavar="classify|detect|error", help="Score; default: what the model is for."),
     ] = None,
-    precision: Annotated[
+    weights: Annotated[
         str,
         typer.Option(
-            "--precision", metavar="float32,bf16,fp16,int8", help="Variants to compile and compare; default: float32."
+            "--weights", metavar="float32,bf16,fp16,int8", help="Variants to compile and compare; default: float32."
         ),
     ] = "",
     board: Board = "local",
@@ -71,14 +71,14 @@ def evaluate(
     wait: Wait = "60s",
 ) -> output.Document:
     """Score a model on data. By precision: accuracy with its change, latency, energy and size, on a board."""
-    precisions = variants.read_precisions(precision or "float32")
+    precisions = variants.read_precisions(weights or "float32")
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     if out is not None:
         places.require_room(out)
     subject = read_subject(model, shape, device)
     opened = subject.opened
-    if subject.artifact is not None and precision:
-        raise UsageError("--precision: an artifact has its own", "Give the model instead.")
+    if subject.artifact is not None and weights:
+        raise UsageError("--weights: an artifact has its own", "Give the model instead.")
     facts = describe(subject, labels)
     scored = datasets.choose_task(task, facts.task)
     examples = datasets.read_dataset(data, scored, facts.names, facts.classes, limit)

@@ -137,12 +137,6 @@ def read_model(
     return source, model_inputs.resolve_inputs(model_inputs.read_inputs(model), given, model)
 
 
-def require_float(source: ModelSource, weights: str) -> None:
-    """Raise UsageError for 16-bit weights of a model with 8-bit weights."""
-    if weights != "float32" and source.is_quantised:
-        raise UsageError(f"{source.name} is quantised: its weights are in 8 bits", "Leave --weights away.")
-
-
 def open_store(settings: Settings | None = None) -> farm_store.Store:
     """Open the farm's store. Raises UsageError for an invalid location, UnavailableError."""
     return farm_store.Store((settings or farm_settings.load()).store_location)

@@ -97,7 +97,7 @@ def tune(
             screen.note(f"added {' and '.join(added)} (simulated)")
         opened = given_model.open_model(model, shape or (), batch, trust_model)
         source = opened.source
-        options.require_float(source, weights)
+        source.require_float(weights)
         own = pipeline.store_weights(gpus.require_device(pipeline.make_exact(kind, exact), device), weights)
         variants = plan_models.to_variants(opened)
         try:

@@ -25,7 +25,7 @@ def read_precisions(text: str) -> list[str]:
     known = (*half_precision.KNOWN, INT8)
     wanted = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not wanted or (unknown := [word for word in wanted if word not in known]):
-        raise UsageError(f"--precision: there is no {unknown[0] if wanted else text!r}", f"Known: {', '.join(known)}.")
+        raise UsageError(f"--weights: there is no {unknown[0] if wanted else text!r}", f"Known: {', '.join(known)}.")
     return wanted
 
 

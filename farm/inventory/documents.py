@@ -204,8 +204,9 @@ def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageEr
 
 
 def to_text(error: FarmError) -> str:
-    """An error as one line, for `to_error`: what happened, and what to do."""
-    return " ".join((f"{error.message}. {error.hint}" if error.hint else error.message).split())
+    """An error as one line, for `to_error`: what happened, and what to do. Options of commands are keys here."""
+    told = " ".join((f"{error.message}. {error.hint}" if error.hint else error.message).split())
+    return re.sub(r"--(shape|batch|weights)\b", r"\1", told)
 
 
 def _find_line(node: yaml.Node | None, place: Place) -> int:

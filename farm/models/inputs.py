@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,6 +15,8 @@ import onnx
 
 from farm.errors import UsageError
 from farm.models import shape_hints
+
+_log = logging.getLogger(__name__)
 
 # Operators that look values up, with the positions of data and indices among their inputs.
 _LOOKUPS = {
@@ -204,8 +208,8 @@ def resolve_inputs(
     """Return the inputs with all dimensions known: the model's own, and `shapes` for the open ones.
 
     `shapes` are by input, or have one number by an open dimension's name. Equal names of open dimensions get equal
-    numbers. `model` serves the hint about sizes. Raises UsageError that names
-    open inputs, an unknown name, a wrong rank, or a dimension that the model fixes.
+    numbers. A batch that alone is open is 1, and a warning says so. `model` serves the hint about sizes. Raises
+    UsageError that names open inputs, an unknown name, a wrong rank, or a dimension that the model fixes.
     """
     known = {spec.name: spec for spec in inputs}
     dimensions = {size for spec in inputs for size in spec.shape if isinstance(size, str)}
@@ -225,8 +229,12 @@ def resolve_inputs(
         dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
         for spec in resolved
     ]
-    missing = [size for spec in resolved for size in spec.shape if isinstance(size, str)]
-    if still_open := [spec for spec in resolved if spec.is_dynamic]:
+    still_open = [spec for spec in resolved if spec.is_dynamic]
+    if still_open and not given and all(map(_is_open_batch, still_open)):
+        _say_batch(", ".join(spec.name for spec in still_open))
+        return tuple(dataclasses.replace(s, shape=(1, *s.shape[1:])) if s.is_dynamic else s for s in resolved)
+    missing = [size for spec in still_open for size in spec.shape if isinstance(size, str)]
+    if still_open:
         raise UsageError(
             f"the model leaves dimensions open: {'; '.join(map(str, still_open))}",
             shape_hints.describe(resolved, model)
@@ -234,6 +242,17 @@ def resolve_inputs(
             else f"For example: --shape {missing[0]}=1",
         )
     return tuple(resolved)
+
+
+def _is_open_batch(spec: InputSpec) -> bool:
+    """Whether the batch, and no other dimension, is open."""
+    is_open = [isinstance(size, str) for size in spec.shape]
+    return len(is_open) > 1 and is_open[0] and not any(is_open[1:]) and shape_hints.is_batch(spec, 0)
+
+
+@functools.cache  # once a process: a command resolves a model several times
+def _say_batch(names: str) -> None:
+    _log.warning("the open batch of %s is taken as 1; `batch` sets another", names)
 
 
 def _apply(spec: InputSpec, shape: tuple[int, ...], settled: dict[str, int]) -> InputSpec:

@@ -25,7 +25,7 @@ _SAMPLES = tuple(dict.fromkeys([16_000, 512, 1024, 2048, 4096, 8000, 32_000, 48_
 _FRAMES = tuple(dict.fromkeys([128, 100, 64, 32, 96, 16, 76, *range(2, 65), 1]))
 _MOST_CHANNELS = 4
 # Names of a first dimension that is no batch.
-_LENGTHS = ("seq", "len", "time", "frame", "sample")
+_LENGTHS = ("seq", "len", "time", "frame", "sample", "token", "node", "point")
 
 
 def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> str:
@@ -47,6 +47,12 @@ def suggest(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> dict[
     except FarmError:  # a hint must not raise another error
         number = None
     return choices[number or 0]
+
+
+def is_batch(spec: InputSpec, at: int) -> bool:
+    """Whether an open dimension is the batch, by its name and place."""
+    name = str(spec.shape[at]).lower()
+    return "batch" in name or (at == 0 and not any(word in name for word in _LENGTHS))
 
 
 def _list_candidates(specs: Sequence[InputSpec]) -> Iterator[dict[str, tuple[int, ...]]]:
@@ -74,8 +80,8 @@ def _list_candidates(specs: Sequence[InputSpec]) -> Iterator[dict[str, tuple[int
 
 def _sizes_of(spec: InputSpec, at: int) -> tuple[int, ...]:
     """Return the sizes to try for one open dimension, the most usual first."""
-    name, rank = str(spec.shape[at]).lower(), len(spec.shape)
-    if "batch" in name or (at == 0 and not any(word in name for word in _LENGTHS)):
+    rank = len(spec.shape)
+    if is_batch(spec, at):
         return (1,)
     if rank >= 4:
         if at == _find_channels(spec):

@@ -62,6 +62,11 @@ class ModelSource:
         kinds = ("QuantizeLinear", "QLinearConv", "DequantizeLinear")
         return any(node.op_type in kinds for node in self.load().graph.node)
 
+    def require_float(self, weights: str) -> None:
+        """Raise UsageError for 16-bit weights of a model with 8-bit weights."""
+        if weights != "float32" and self.is_quantised:
+            raise UsageError(f"{self.name} is quantised: its weights are in 8 bits", "Leave --weights away.")
+
     def changed(self, model: onnx.ModelProto) -> ModelSource:
         """Return a changed model under the same name and origin."""
         data = model.SerializeToString(deterministic=True)

@@ -240,7 +240,7 @@ class ArtifactInfo(Model):
     simulated: bool
     device: str
     operating_point: str
-    precision: str
+    weights: str
     bytes: int
     verified: bool | None
     latency_s: float | None

@@ -60,12 +60,12 @@ def read_artifact_filters(
     model: Text = "",
     board_type: Text = "",
     device: Text = "",
-    precision: Text = "",
+    weights: Text = "",
     verified: bool = False,
     simulated: bool = False,
 ) -> ArtifactFilters:
     """Choose artifacts as `farm artifact list` does."""
-    return ArtifactFilters(model, board_type, device, precision, verified, simulated)
+    return ArtifactFilters(model, board_type, device, weights, verified, simulated)
 
 
 WantedArtifacts = Annotated[ArtifactFilters, Depends(read_artifact_filters)]

@@ -33,7 +33,7 @@ def test_precisions_are_scored_side_by_side(home: Home) -> None:
         "tiny-cnn",
         "--data",
         "data",
-        "--precision",
+        "--weights",
         "float32,int8,fp16",
         "--out",
         "out",
@@ -75,7 +75,7 @@ def test_a_gate_bounds_the_loss(home: Home) -> None:
     ("words", "said"),
     [
         (("evaluate", "tiny-cnn", "--data", "none"), "is no folder"),
-        (("evaluate", "tiny-cnn", "--data", "data", "--precision", "int4"), "there is no 'int4'"),
+        (("evaluate", "tiny-cnn", "--data", "data", "--weights", "int4"), "there is no 'int4'"),
         (("evaluate", "tiny-cnn", "--data", "data", "--classes", "names.txt"), "--classes has 2 names"),
         (("evaluate", "tiny-cnn", "--data", "data", "--task", "detect"), "the model is no detector"),
         (("quantize", "mlp", "--calibration", "data", "--out", "x.onnx"), "no image that the model takes"),

@@ -35,6 +35,9 @@ from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
 from farm.inventory.documents import Place
+from farm.models.inputs import make_inputs, read_inputs
+from farm.models.quantise import quantise
+from farm.models.source import resolve_model
 from farm.search.cores import find_clock_factor
 from farm.store.totals import TrialCosts
 from farm.types.documents import BoardInfo
@@ -118,6 +121,20 @@ def test_real_boards_leave_simulated_ones_out(types: dict[str, BoardType]) -> No
     assert (asked.pool, asked.simulated) == (("v",), True)
     assert real.target.config["mtriple"] == "aarch64-linux-gnu"
     assert simulated.target == real.target  # its own code, emulated
+
+
+def test_weights_are_as_for_other_commands(types: dict[str, BoardType], tmp_path: pathlib.Path) -> None:
+    """A campaign's `weights` choose its graph pipeline; a core that cannot and an 8-bit model are refused as keys."""
+    (found,), _ = choose(campaign(weights="bf16"), types, row("n1"))
+    assert found.board_type.pipeline == "graph/2-bf16"
+    _, faults = choose(campaign(weights="fp16"), types, row("n1"))
+    assert "cannot compute in 16 bits (weights fp16)" in faults[0][1]
+    assert "--weights" not in faults[0][1]
+    source, examples = resolve_model("mlp"), [make_inputs(read_inputs(resolve_model("mlp").load()), 0)]
+    (tmp_path / "mlp.onnx").write_bytes(quantise(source, examples).onnx_bytes)
+    eight = campaign(weights="bf16", models=[str(tmp_path / "mlp.onnx")])
+    ((_, said),) = read_models(CampaignFile(tmp_path / "campaign.yaml", eight))[1]
+    assert said == "mlp: mlp is quantised: its weights are in 8 bits. Leave weights away."
 
 
 def test_this_machine_needs_no_registration(types: dict[str, BoardType]) -> None:

@@ -107,7 +107,6 @@ def test_open_inputs_are_named_and_settled() -> None:
         (InputSpec("ids", ("batch_size", "sequence_length"), "int64"), "ids=1,128 (this assumes a batch of 1)"),
         (InputSpec("samples", ("N", 1, "T"), "float32"), "samples=1,1,16000 (this assumes a batch of 1)"),
         (InputSpec("features", ("seq_len", "batch", 80), "float32"), "features=128,1,80"),
-        (InputSpec("row", ("N", 13), "float32"), "row=1,13 (this assumes a batch of 1)"),
     ],
     ids=lambda value: value.name if isinstance(value, InputSpec) else "",
 )
@@ -116,6 +115,23 @@ def test_examples_are_of_usual_sizes(spec: InputSpec, example: str) -> None:
     with pytest.raises(UsageError) as raised:
         inputs.resolve_inputs([spec], {})
     assert raised.value.hint == f"Give the shape, for example: --shape {example}"
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "is_batch"),
+    [("N", (13,), True), ("?", (3, 8, 8), True), ("seq_len", (80,), False), ("N", (), False)],
+)
+def test_a_batch_that_alone_is_open_is_one(
+    name: str, rest: tuple[int, ...], is_batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said; a length, and the only dimension of an input, are asked for."""
+    specs = [InputSpec(f"row-{name}", (name, *rest), "float32"), InputSpec("scale", (4,), "float32")]
+    if not is_batch:
+        with pytest.raises(UsageError, match="leaves dimensions open"):
+            inputs.resolve_inputs(specs, {})
+        return
+    assert [each.shape for each in inputs.resolve_inputs(specs, {})] == [(1, *rest), (4,)]
+    assert f"the open batch of row-{name} is taken as 1" in caplog.text
 
 
 @pytest.mark.parametrize(

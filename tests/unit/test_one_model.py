@@ -25,15 +25,41 @@ def test_boards_are_of_the_fleet_or_this_machine(boards: list[str], tmp_path: pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("trials", ["x", 0, True, 1.5])
-def test_trials_are_a_whole_number(trials: Any, tmp_path: pathlib.Path) -> None:
-    """Anything else is refused before a store is made, here and in a campaign."""
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *(({"trials": trials}, "budget.trials: ") for trials in ("x", 0, True, 1.5)),
+        ({"deadline": "soon", "objective": "energy"}, "deadline: it must be a duration"),
+        ({"deadline": "33ms"}, "a deadline goes with `objective: energy` alone"),
+        ({"name": "no name/at all"}, "name: it must be up to 63 letters"),
+        ({"shape": {"x": ["a"]}}, "models.0.shape.x.0: "),
+        ({"batch": 0}, "models.0.batch.0: it must be at least 1"),
+        ({"weights": "fp8"}, "weights: it must be"),
+        ({"device": "npu"}, "device: it must be"),
+        ({"objective": "beauty"}, "objective: it must be"),
+    ],
+)
+def test_what_a_campaign_refuses_is_refused(given: dict[str, Any], said: str, tmp_path: pathlib.Path) -> None:
+    """Each argument is checked as a campaign's, for this machine too, before a store is made."""
     for boards in ("local", "jetson-nano"):
-        with pytest.raises(UsageError, match="trials must be a whole number"):
-            farm.optimize("tiny-cnn", boards=boards, trials=trials, home=tmp_path)
-    with pytest.raises(UsageError, match="trials"):
-        farm.Campaign(name="c", models="tiny-cnn", boards="jetson-nano", budget=trials, home=tmp_path)
+        with pytest.raises(UsageError) as caught:
+            farm.optimize("tiny-cnn", boards=boards, home=tmp_path, **given)
+        assert said in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_this_machine_takes_what_a_fleet_takes(tmp_path: pathlib.Path) -> None:
+    """Here, a GPU or an energy that this machine has not is refused as by `farm tune`, once the work begins."""
+    one = farm.optimize("tiny-cnn", trials=3, objective="energy", deadline=0.033, home=tmp_path, name="mine")
+    assert repr(one) == "<farm.Optimization of tiny-cnn for local: 3 trials>"
+    with pytest.raises(UsageError, match="is not known to have a power sensor"):
+        one.wait()
+    with pytest.raises(UsageError, match="GPU"):
+        farm.optimize("tiny-cnn", device="gpu", home=tmp_path).wait()
+    with pytest.raises(UsageError, match="changes a dimension that the model fixes"):
+        farm.optimize("tiny-cnn", shape={"data": (1, 3, 8, 8)}, home=tmp_path).wait()
+    made = Optimized({"models": [{"name": "m"}], "types": [{"type": "local"}]}, Settings(), print)
+    assert repr(made) == "<farm.Optimized m for local>"
 
 
 def test_progress_is_told_now_and_then() -> None:
@@ -62,8 +88,9 @@ def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
             return {}
 
     said: list[str] = []
-    campaign: Any = Waited()
-    api.Optimization("m", 8, Settings(home=str(tmp_path)), said.append, campaign).wait()
+    one = api.Optimization(api.Campaign(name="m", models="mlp", boards="tx2", budget=8, home=tmp_path), said.append)
+    one.campaign = Waited()  # type: ignore[assignment]
+    one.wait()
     assert len(said) == 1
     assert said[0].startswith("m is verifying | trials 8/8 |")
 

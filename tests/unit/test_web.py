@@ -639,7 +639,7 @@ def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, 
     page = client.get("/artifacts").text
     listed, _, pending = page.partition("not compiled yet")
     assert str(folder) in listed
-    assert str(folder) not in client.get("/artifacts?precision=fp16").text
+    assert str(folder) not in client.get("/artifacts?weights=fp16").text
     [row] = client.get("/api/v1/artifacts?device=cpu").json()["items"]
     assert (row["folder"], row["verified"]) == (str(folder), None)
     assert client.get("/api/v1/artifacts?board_type=x").status_code == 422
