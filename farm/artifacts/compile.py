@@ -17,7 +17,6 @@ from typing import Any
 
 import onnx
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 
 from farm import linker
@@ -182,7 +181,7 @@ def _schedule(
 ) -> tuple[Any, Served]:
     """Return the scheduled candidate of a workload (None: TVM's own code) and its source."""
     tvm_env.load()
-    hash_for = functools.partial(workloads.hash_for, workload)
+    hash_for, code = functools.partial(workloads.hash_for, workload), workloads.hash_structure
     best = next(book.find(workload.hash, hash_for), None)
     left_out = best is not None and best.record.candidate == refused
     for choice in book.find(workload.hash, hash_for, refused):
@@ -191,17 +190,12 @@ def _schedule(
         except (InternalError, tvm.error.InternalError, ValueError) as error:
             _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
             continue
-        return item, Served(workload, choice, latency_s=choice.record.median_s, code=name_code(item))
+        return item, Served(workload, choice, latency_s=choice.record.median_s, code=code(item.sch.mod))
     default = default_schedule.find_default(workload, entry, target) if canonical else None
     if default is None:
         return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None
-    return default.candidate, Served(workload, None, True, latency_s, name_code(default.candidate), left_out)
-
-
-def name_code(item: Any) -> str:
-    """Return the hash of a measure candidate's scheduled function."""
-    return f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
+    return default.candidate, Served(workload, None, True, latency_s, code(default.candidate.sch.mod), left_out)
 
 
 def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -150,7 +150,7 @@ def merge(
         wanted = record_document.Filters(board_type=board_type, simulated=simulated)
         with exchange.blamed(other):
             bundle = theirs.imports.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
-        exchange.require_sound(bundle, other)
+        exchange.require_sound(bundle, other, is_ours=False)
         taken = store.imports.take_in(bundle, other, machine.name_user())
         store.events.add("records_merged", "records", f"{taken.records} records of another farm", machine.name_user())
     yield from _tell(taken)

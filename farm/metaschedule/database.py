@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 load_for_script()
 import tvm  # noqa: E402
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
-import tvm_ffi  # noqa: E402
 from tvm.s_tir.analysis import estimate_tir_flops  # noqa: E402
 
 
@@ -136,7 +135,7 @@ class FarmDatabase(ms.database.PyDatabase):
             Trial(
                 campaign=campaign,
                 workload=key,
-                candidate=hash_candidate(item.sch.mod),
+                candidate=workloads.hash_structure(item.sch.mod),
                 operating_point=self._point,
                 attempt=1,
                 outcome=measured.outcome,
@@ -271,11 +270,6 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> Wo
         target=dict(config),
         pipeline=pipeline,
     )
-
-
-def hash_candidate(module: Any) -> str:
-    """Return a candidate's name as in the farm's search: 16 hexadecimal digits over its scheduled function."""
-    return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"
 
 
 def _name_function(mod: Any) -> str:

@@ -34,9 +34,14 @@ from farm.values import Record, Trial, Workload
 
 # Clocks of two farms may differ by a wrong time zone.
 _CLOCK_SLACK_S = 86_400.0
+# There was no farm before 2017.
+_EARLIEST_S = 1.5e9
 _MOST_TEXT, _MOST_TRACE = 1_000, 4 << 20
 _MOST_NESTED, _MOST_ITEMS = 8, 10_000
 _MOST_FLOP = 1e18
+# No call is shorter than some cycles, no trial longer than hours, no device faster.
+_SHORTEST_S, _LONGEST_S, _MOST_FLOP_PER_S = 1e-8, 1e5, 1e16
+_BOARD_TYPE = re.compile(r"([a-z0-9][a-z0-9.-]*)?")  # none: a workload of any
 _KINDS: dict[str, Any] = {
     "str": str,
     "bool": bool,
@@ -60,7 +65,7 @@ def require_bundle(bundle: RecordBundle) -> None:
         _require_record(record, latest)
     for trial, at in bundle.trials:
         require_trial(trial)
-        _require(0 <= at <= latest, "a trial's date is invalid")
+        _require(_EARLIEST_S <= at <= latest, "a trial's date is invalid")
     measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
     for each in measured:
         _require(each.workload in known, f"the workload {each.workload} is missing")
@@ -82,15 +87,20 @@ def require_trial(value: Trial) -> None:
     for seconds in (value.build_s, value.held_s):
         _require(seconds is None or 0 <= seconds < schema.LONGEST_S, "a trial's time is invalid")
     require_possible(value.outcome)
+    _require_time(value.median_s)
+
+
+def _require_time(median_s: float | None) -> None:
+    _require(median_s is None or _SHORTEST_S <= median_s <= _LONGEST_S, "no call takes such a time")
 
 
 def _require_record(value: Record, latest: float) -> None:
     _require_fields(value)
-    _require(schema.SHORTEST_S <= value.median_s <= schema.LONGEST_S, "a record's time is invalid")
-    _require(0 <= value.flop <= _MOST_FLOP, "a record's FLOP are invalid")
+    _require_time(value.median_s)
+    _require(0 <= value.flop <= _MOST_FLOP_PER_S * value.median_s, "a record's FLOP are invalid")
     for error in (value.max_abs_error, value.max_rel_error):
         _require(0 <= error < math.inf, "a record's error is invalid")
-    _require(0 <= value.verified_at <= latest, "a record's date is invalid")
+    _require(_EARLIEST_S <= value.verified_at <= latest, "a record's date is invalid")
     if value.evidence is not None:
         _require_plain(value.evidence, "a record's evidence")
         _require_evidence(value.evidence)
@@ -128,6 +138,10 @@ def _require_fields(value: Record | Trial | Workload) -> None:
         if isinstance(given, str) and field.name != "module_json":
             most = _MOST_TRACE if field.name == "trace_json" else _MOST_TEXT
             _require(len(given) <= most, f"{field.name} is too long")
+            # Two names never look alike.
+            _require(given.isascii() and given.isprintable(), f"{field.name} has characters beyond printable ASCII")
+        if field.name == "board_type":
+            _require(_BOARD_TYPE.fullmatch(given) is not None, f"{given!r} is no board type's name")
 
 
 def _require_plain(value: Any, what: str, depth: int = 0) -> None:
@@ -213,9 +227,16 @@ def read_file(path: Path) -> RecordBundle:
         data = (gzip.GzipFile(fileobj=file) if packed else file).read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ValueError("it is too large")
-        bundle = parse(json.loads(data.decode()))
-    require_sound(bundle, str(path))
+        bundle = parse(json.loads(data.decode(), object_pairs_hook=_to_object))
+    require_sound(bundle, str(path), is_ours=False)
     return bundle
+
+
+def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"an object has a key twice: {', '.join(key for key, _ in pairs)[:100]}")
+    return found
 
 
 def to_document(bundle: RecordBundle) -> dict[str, Any]:
@@ -287,10 +308,11 @@ def read_database(
     return workloads, trials
 
 
-def require_sound(bundle: RecordBundle, source: str) -> None:
+def require_sound(bundle: RecordBundle, source: str, *, is_ours: bool = True) -> None:
     """Raise UsageError where a bundle has invalid values, workloads that do not match their hash, or harmful traces.
 
-    Records of a mismatched workload would be kept as those of another. `source` names the bundle's origin.
+    Of another farm also where a trace makes another function than its candidate's hash names. Records of a mismatched
+    workload would be kept as those of another. `source` names the bundle's origin.
     """
     with blamed(source):
         require_bundle(bundle)
@@ -302,7 +324,8 @@ def require_sound(bundle: RecordBundle, source: str) -> None:
             raise UsageError(
                 f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
             ) from error
-    if wrong := proof.find_mismatched(bundle.workloads):
+    candidates = () if is_ours else ((each.workload, each.candidate, each.trace_json) for each in measured)
+    if wrong := proof.find_mismatched(bundle.workloads, candidates):
         names = {each.hash: each.name for each in bundle.workloads}
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""

@@ -68,7 +68,7 @@ def _read(pipeline: str) -> tuple[list[Workload], list[dict[str, Any]]]:
         target = search_target.make_target(config)
         text = traces.dump(record.as_measure_candidate(), record.workload, target)
         # Hash what the farm restores from this text, where post-processors run again.
-        candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
+        candidate = workloads.hash_structure(traces.restore(text, record.workload, target).sch.mod)
         best = trials.get((key, candidate))
         if best is None or statistics.median(samples) < statistics.median(best["samples"]):
             trials[key, candidate] = {"workload": key, "candidate": candidate, "samples": samples, "trace_json": text}

@@ -1,4 +1,4 @@
-"""Check that imported workloads are the functions that their hashes name.
+"""Check that imported workloads and candidates are the functions that their hashes name.
 
 TVM's JSON is validated, loaded and hashed in a confined process, since malicious input can crash TVM.
 `farm.metaschedule.exchange` moves records between farms.
@@ -6,15 +6,17 @@ TVM's JSON is validated, loaded and hashed in a confined process, since maliciou
 
 from __future__ import annotations
 
+import collections
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
 
 from farm.errors import UsageError
 from farm.processes import confined
-from farm.search import tvm_env, workloads
+from farm.search import target, traces, tvm_env, workloads
+from farm.search.tvm_env import ms
 from farm.values import Workload
 
 # Rows per process: small enough to report progress and to find a row that crashes TVM.
@@ -29,21 +31,24 @@ _LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", 
 _NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
-def find_mismatched(stored: Sequence[Workload], say: Callable[[int], None] = lambda done: None) -> dict[str, str]:
-    """Return the faults of stored workloads by hash; `say` receives the number checked so far.
+def find_mismatched(stored: Sequence[Workload], candidates: Iterable[tuple[str, str, str]] = ()) -> dict[str, str]:
+    """Return the faults of workloads by hash. A candidate is its workload's hash, its own, and its trace.
 
-    A valid workload's module loads, has its hash for its target and pipeline, and takes its arguments. Raises
-    UnavailableError where this machine cannot confine a process.
+    A valid workload's module loads, has its hash for its target and pipeline, and takes its arguments. The trace of a
+    valid candidate makes the function that its hash names. Raises UnavailableError where this machine cannot confine a
+    process.
     """
+    traced = collections.defaultdict(list)
+    for workload, *candidate in sorted(set(candidates)):
+        traced[workload].append(candidate)
     found: dict[str, str] = {}
     for start in range(0, len(stored), _BATCH):
-        found |= dict(_judge_apart(stored[start : start + _BATCH]))
-        say(min(start + _BATCH, len(stored)))
+        found |= dict(_judge_apart(stored[start : start + _BATCH], traced))
     return found
 
 
-def _judge_apart(stored: Sequence[Workload]) -> Iterator[tuple[str, str]]:
-    payload = json.dumps([each.to_row() for each in stored]).encode()
+def _judge_apart(stored: Sequence[Workload], traced: Mapping[str, list[list[str]]]) -> Iterator[tuple[str, str]]:
+    payload = json.dumps([[each.to_row(), traced.get(each.hash, [])] for each in stored]).encode()
     try:
         answer = confined.call(f"{__name__}:judge", payload, "its module cannot be read", _LIMITS)
         problems = [str(each) for each in json.loads(answer)]
@@ -53,18 +58,18 @@ def _judge_apart(stored: Sequence[Workload]) -> Iterator[tuple[str, str]]:
             yield stored[0].hash, message
         else:
             middle = len(stored) // 2
-            yield from _judge_apart(stored[:middle])
-            yield from _judge_apart(stored[middle:])
+            yield from _judge_apart(stored[:middle], traced)
+            yield from _judge_apart(stored[middle:], traced)
         return
     yield from ((each.hash, problem) for each, problem in zip(stored, problems, strict=True) if problem)
 
 
 def judge(payload: bytes) -> bytes:
     """Return each row's fault as JSON, "" for none. Runs in the confined process and loads TVM's compiler."""
-    return json.dumps([_judge_one(Workload.from_row(row)) for row in json.loads(payload)]).encode()
+    return json.dumps([_judge_one(Workload.from_row(row), known) for row, known in json.loads(payload)]).encode()
 
 
-def _judge_one(workload: Workload) -> str:
+def _judge_one(workload: Workload, candidates: Sequence[tuple[str, str]]) -> str:
     tvm_env.load()
     try:
         require_graph(workload.module_json)
@@ -77,6 +82,14 @@ def _judge_one(workload: Workload) -> str:
         return f"its module is another function, whose hash is {own}"
     if arguments != workload.arguments:
         return "its arguments are not those of its module"
+    entry = ms.database.MemoryDatabase().commit_workload(module) if candidates else None
+    for candidate, trace_json in candidates:
+        try:
+            made = traces.restore(trace_json, entry, target.make_target(workload.target))
+        except Exception as error:  # noqa: BLE001 - as above
+            return f"the trace of its candidate {candidate} cannot be read: {' '.join(str(error).split())[:200]}"
+        if (own := workloads.hash_structure(made.sch.mod)) != candidate:
+            return f"the trace of its candidate {candidate} makes another function, whose hash is {own}"
     return ""
 
 

@@ -207,6 +207,10 @@ def hash_for(workload: Workload, target_config: Mapping[str, Any]) -> str:
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
     """Return 16 hexadecimal digits over the function's structure (without names), the target and the pipeline."""
-    structure = int(tvm_ffi.structural_hash(module)) & (2**64 - 1)
-    text = json.dumps([f"{structure:016x}", dict(target_config), pipeline], sort_keys=True)
+    text = json.dumps([hash_structure(module), dict(target_config), pipeline], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def hash_structure(module: Any) -> str:
+    """Return 16 hexadecimal digits over a function's structure; of a scheduled one, its candidate's name."""
+    return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"

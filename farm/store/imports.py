@@ -11,13 +11,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from device_agent.protocol import Outcome, Status
+from device_agent.protocol import Outcome
 from farm.store import schema
 from farm.store.records import StoredRecords, is_of
 from farm.store.session import StorePart, StoreSession
 from farm.store.trials import Trials, to_row
 from farm.store.workloads import Workloads
-from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial, Workload
+from farm.values import Record, Trial, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +128,7 @@ class Imports(StorePart):
     ) -> None:
         trials, table = schema.trials, schema.records
         wrong = sa.select(trials.c.id).where(
-            trials.c.workload == record.workload,
-            trials.c.candidate == record.candidate,
-            trials.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'"),
+            trials.c.workload == record.workload, trials.c.candidate == record.candidate, schema.is_wrong()
         )
         if connection.execute(wrong.limit(1)).first() is not None:
             taken.refused += 1
@@ -146,32 +144,20 @@ class Imports(StorePart):
                 taken.ours_stayed += own.candidate != record.candidate or own.median_s != record.median_s
                 return
             taken.theirs_won += 1
-        # The first origin counts: a record may have passed through several farms.
-        first = dict(record.origin) if record.origin else dict(origin)
+        # The first origin counts: a record may have passed through several farms. Only a final here makes one ours.
+        first = dict(record.origin or origin)
         if first["store"] == str(connection.execute(sa.select(schema.identity.c.id)).scalar_one()):
-            own_s = self._find_own_median_s(connection, record)
-            if own_s is not None:  # our own record returned: our measurement counts
-                kept = dataclasses.replace(record, origin=None, median_s=own_s, evidence=None)
-            else:  # it claims to be ours, but was never measured here
-                kept = dataclasses.replace(record, origin=dict(origin))
-        else:
-            kept = dataclasses.replace(record, origin=first)
+            first = dict(origin)
+        kept = dataclasses.replace(record, origin=first)
         self._records.put(connection, kept, record.verified_at or self._db.wall_clock())
         taken.records += 1
 
     def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:
         """Whether a candidate was tried here, with any result."""
-        query = sa.select(schema.trials.c.id).where(*_is_own_trial(*place)).limit(1)
+        table = schema.trials
+        same = (table.c[name] == value for name, value in zip(_PLACE, place, strict=True))
+        query = sa.select(table.c.id).where(*same, schema.is_own_trial()).limit(1)
         return connection.execute(query).first() is not None
-
-    def _find_own_median_s(self, connection: sa.Connection, record: Record) -> float | None:
-        """The lowest median of our good trials of a record's candidate; finalist trials take precedence."""
-        trials = schema.trials
-        query = sa.select(trials.c.purpose, sa.func.min(trials.c.median_s)).where(
-            *_is_own_trial(*_place(record)), schema.is_sound(trials.c.median_s)
-        )
-        found = {str(purpose): float(least) for purpose, least in connection.execute(query.group_by(trials.c.purpose))}
-        return found.get(WINNER_TRIAL, found.get(SEARCH_TRIAL))
 
     def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
         """The campaign for trials imported from one of another farm's campaigns."""
@@ -198,25 +184,11 @@ class Imports(StorePart):
         return int(done.inserted_primary_key[0])
 
 
-def _place(of: Record | Trial) -> tuple[str, str, str, bool, str]:
-    """The columns shared by a trial and a record of one candidate at one place."""
-    simulated = of.simulated if isinstance(of, Record) else of.outcome.simulated
-    return of.workload, of.board_type, of.operating_point, simulated, of.candidate
+_PLACE = ("workload", "board_type", "operating_point", "simulated", "candidate")
 
 
-def _is_own_trial(
-    workload: str, board_type: str, point: str, simulated: bool, candidate: str
-) -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions for a candidate's trial at a place that was measured here, not imported."""
-    trials = schema.trials
-    return (
-        trials.c.workload == workload,
-        trials.c.board_type == board_type,
-        trials.c.operating_point == point,
-        trials.c.simulated == simulated,
-        trials.c.candidate == candidate,
-        schema.is_own_trial(),
-    )
+def _place(trial: Trial) -> tuple[str, str, str, bool, str]:
+    return trial.workload, trial.board_type, trial.operating_point, trial.outcome.simulated, trial.candidate
 
 
 def _to_trial(row: Mapping[str, Any]) -> Trial:

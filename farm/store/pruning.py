@@ -11,7 +11,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from device_agent.protocol import Status
 from farm.errors import UsageError
 from farm.store import schema
 from farm.store.session import StorePart
@@ -129,7 +128,7 @@ class Pruning(StorePart):
         every = self._db.rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
         winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
         proofs = sa.select(trials.c.campaign, count).where(
-            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(_is_wrong()))),
+            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(schema.is_wrong()))),
             trials.c.purpose != WINNER_TRIAL,
         )
         kept: dict[int, int] = {}
@@ -216,10 +215,5 @@ def _proves() -> sa.ColumnElement[bool]:
     return sa.and_(*(trials.c[name] == records.c[name] for name in names))
 
 
-def _is_wrong() -> sa.ColumnElement[bool]:
-    # A literal, so that the partial index applies.
-    return schema.trials.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
-
-
 def _is_kept() -> sa.ColumnElement[bool]:
-    return (schema.trials.c.purpose == WINNER_TRIAL) | _is_wrong() | sa.exists().where(_proves())
+    return (schema.trials.c.purpose == WINNER_TRIAL) | schema.is_wrong() | sa.exists().where(_proves())

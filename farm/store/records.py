@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
-from device_agent.protocol import Status
 from farm.store import schema
 from farm.store.session import StorePart
 from farm.values import UNTUNED, ModelDecision, Record
@@ -148,15 +147,14 @@ class StoredRecords(StorePart):
     ) -> list[BestTrial]:
         """The fastest good trials of a workload, each candidate once, best first; verified or not.
 
-        Candidates that ever computed a wrong
-        result are left out. Reads the index, and no more table rows than it returns.
+        Candidates that ever computed a wrong result here are left out. Reads the index, and no more table rows than it
+        returns.
         """
         table, wrong = schema.trials, schema.trials.alias("wrong")
         is_wrong = sa.exists().where(
             wrong.c.workload == table.c.workload,
             wrong.c.candidate == table.c.candidate,
-            # A literal, so that the partial index applies.
-            wrong.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'"),
+            schema.is_wrong(wrong),
         )
         found: dict[str, BestTrial] = {}
         # A finalist was measured many times: read more rows until there are enough candidates.

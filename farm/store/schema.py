@@ -9,6 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from device_agent.protocol import Status
+
 # PostgreSQL's INTEGER ends at 2^31, and its text order is a language's by default.
 Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
@@ -314,9 +316,15 @@ def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
 IMPORTED = "imported"
 
 
-def is_own_trial() -> sa.ColumnElement[bool]:
+def is_own_trial(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:
     """Whether a trial was made by this farm, not imported."""
-    return ~sa.exists().where(campaigns.c.id == trials.c.campaign, campaigns.c.state == IMPORTED)
+    return ~sa.exists().where(campaigns.c.id == of.c.campaign, campaigns.c.state == IMPORTED)
+
+
+def is_wrong(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:
+    """Whether a trial of this farm computed a wrong result; those of other farms condemn no candidate here."""
+    # A literal: SQLite uses a partial index only if it can match the condition.
+    return (of.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")) & is_own_trial(of)
 
 
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:

@@ -212,8 +212,8 @@ class Trials(StorePart):
         """The known candidates of a workload on a board type.
 
         `median_s` is the lowest median of the candidate's good trials. For a finalist only the verification trials
-        count, since its selection favours a lucky time. Failures of boards and the farm are left out. `add_doubt`
-        makes trials doubted.
+        count, since its selection favours a lucky time. Failures of boards and the farm are left out, and all of other
+        farms. `add_doubt` makes trials doubted.
         """
         trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
@@ -240,7 +240,8 @@ class Trials(StorePart):
                 trials.c.operating_point == operating_point,
                 trials.c.simulated == simulated,
                 trials.c.candidate != UNTUNED,
-                sa.or_(schema.is_sound(trials.c.median_s), trials.c.fault_side == str(FaultSide.CANDIDATE)),
+                schema.is_sound(trials.c.median_s)
+                | ((trials.c.fault_side == str(FaultSide.CANDIDATE)) & schema.is_own_trial()),
             )
             .group_by(trials.c.candidate)
             .order_by(sa.func.min(trials.c.id))
@@ -381,10 +382,7 @@ def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _select_wrong() -> sa.Select[Any]:
     table = schema.trials
-    # A literal: SQLite uses a partial index only if it can match the condition.
-    return sa.select(table.c.workload, table.c.candidate).where(
-        table.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
-    )
+    return sa.select(table.c.workload, table.c.candidate).where(schema.is_wrong())
 
 
 def _select_good() -> sa.Select[Any]:

@@ -12,7 +12,7 @@ from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.totals import TrialCosts
-from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
 from tests.places import Places
 from tests.stored_workloads import make_workload
 
@@ -221,26 +221,27 @@ def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> Non
     assert store.records.fetch() == []
 
 
-def test_a_record_that_comes_home_is_our_own(store: Store, other: Store) -> None:
-    """Through another farm and back, where we have its trial: our trial says how fast it is."""
-    store.trials.add_several([make_trial("c1")])
-    store.records.save(make_record(1.0))
-    other.imports.take_in(bundle_of(store), "here", "ann")
-    store.records.remove(store.records.fetch())
-    bundle = bundle_of(other)
-    forged = dataclasses.replace(bundle, records=(dataclasses.replace(bundle.records[0], median_s=1e-9),))
-    store.imports.take_in(forged, "there", "ann")
-    [record] = store.records.fetch()
-    assert (record.origin, record.median_s) == (None, 1.0)
-
-
-def test_a_record_that_only_says_it_is_ours_is_imported(store: Store, other: Store) -> None:
-    """Without a trial of ours, the farm that gave the record is its origin."""
+@pytest.mark.parametrize("purpose", [None, SEARCH_TRIAL, WINNER_TRIAL])
+def test_a_record_that_says_it_is_ours_is_imported(store: Store, other: Store, purpose: str | None) -> None:
+    """The farm that gave it is its origin, also where we tried its candidate: only a final of ours makes a record."""
+    store.trials.add_several([make_trial("c9", purpose=purpose)] if purpose else [])
     other.trials.add_several([make_trial("c9", 0.5)])
-    other.records.save(
-        make_record(0.5, "c9", origin={"store": store.imports.fetch_identity(), "source": "", "by": "", "at": 0})
-    )
+    ours = {"store": store.imports.fetch_identity(), "source": "", "by": "", "at": 0}
+    other.records.save(make_record(0.5, "c9", origin=ours))
     for _ in range(2):
         store.imports.take_in(bundle_of(other), "there", "ann")
         [record] = store.records.fetch()
         assert record.origin["store"] == other.imports.fetch_identity()
+
+
+def test_another_farms_failures_judge_no_candidate(store: Store, other: Store) -> None:
+    """A wrong result that was imported refuses no record, and hides no candidate from a search."""
+    other.trials.add_several([make_trial("c9", 0.5), make_trial("c9", None, attempt=2), make_trial("c8", None)])
+    other.records.save(make_record(0.5, "c9"))
+    other.records.save(make_record(0.5, "c8", operating_point="max"))
+    taken = store.imports.take_in(bundle_of(other), "there", "ann")
+    assert (taken.records, taken.refused) == (2, 0)
+    [best] = store.records.fetch_best_trials("w1", NANO, DEFAULT_POINT, simulated=False)
+    [known] = store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, simulated=False)
+    assert [each.median_s for each in (best, known)] == [0.5, 0.5]
+    assert len(store.trials.fetch_similar(["w1"], simulated=False)) == 1

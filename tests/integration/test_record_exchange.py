@@ -211,6 +211,21 @@ def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: 
     exchange.require_sound(bundle, "theirs")
 
 
+def test_a_trace_under_another_candidates_name_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
+    """Nor is a file taken whose objects have a key twice: readers differ in which one counts."""
+    bundle = store.imports.fetch_bundle(store.records.fetch())
+    [record] = bundle.records
+    others = [each for each in store.trials.fetch() if each["candidate"] != record.candidate]
+    forged = dataclasses.replace(record, trace_json=others[0]["trace_json"])
+    path = tmp_path / exchange.OURS
+    path.write_text(json.dumps(exchange.to_document(dataclasses.replace(bundle, records=(forged,)))))
+    with pytest.raises(UsageError, match=f"candidate {record.candidate} makes another function"):
+        exchange.read_folder(tmp_path)
+    path.write_text('{"store": "x", ' + json.dumps(exchange.to_document(bundle))[1:])
+    with pytest.raises(UsageError, match="a key twice"):
+        exchange.read_folder(tmp_path)
+
+
 def contain_itself(text: str) -> str:
     """A module's JSON in which an array holds the module."""
     graph = json.loads(text)

@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm.s_tir.schedule import Trace
 
 from farm.errors import InternalError
-from farm.search import gpus, traces, tvm_env
+from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.build import lowering
 from farm.search.candidates import Candidate
 from farm.search.families import rule
@@ -275,7 +274,7 @@ class ScheduleSpace:
             predicted = self._sketches[genome.sketch].describe(genome.decisions)
             stores = tensor.numpy().astype("float32")
             beside = np.tile(np.array(predicted, "float32"), (len(stores), 1))
-            found = Evaluated(genome, _hash(schedule.mod), np.hstack([stores, beside]))
+            found = Evaluated(genome, workloads.hash_structure(schedule.mod), np.hstack([stores, beside]))
             self._memory[key] = self._memory[found.genome, 0] = found
             self._recent[found.hash] = schedule
         answers = []
@@ -345,7 +344,7 @@ class ScheduleSpace:
     @functools.cached_property
     def structure(self) -> str:
         """Hash of the unscheduled function without the target: equal functions share schedules."""
-        return _hash(self._module)
+        return workloads.hash_structure(self._module)
 
     def _schedule(self, genome: Genome, seed: int) -> tuple[Any, Genome] | None:
         """Return the post-processed schedule, as `traces.restore` makes it, and the decisions taken, or None."""
@@ -394,7 +393,3 @@ def _plain(decision: Any) -> Decision:
 
 def _to_tvm(decision: Decision) -> Any:
     return list(decision) if isinstance(decision, tuple) else decision
-
-
-def _hash(module: Any) -> str:
-    return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"
