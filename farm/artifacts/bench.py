@@ -75,9 +75,9 @@ def read_rivals(text: str) -> tuple[str, ...]:
 def read_batches(text: str) -> tuple[int | None, ...]:
     """Parse batch sizes such as `1,2,4`, ascending; "" is the model's own. Raises UsageError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if wrong := [word for word in words if not word.isdecimal() or not 0 < int(word) <= _MOST_BATCH]:
+    if wrong := [word for word in words if not word.isdecimal() or not 0 < int(word[:9]) <= _MOST_BATCH]:
         raise UsageError(
-            f"--batch: {wrong[0]!r} is no batch size", f"Give numbers from 1 to {_MOST_BATCH}, as in 1,2,4,8."
+            f"--batch: {wrong[0][:80]!r} is no batch size", f"Give numbers from 1 to {_MOST_BATCH}, as in 1,2,4,8."
         )
     return tuple(sorted({int(word) for word in words})) or (None,)
 

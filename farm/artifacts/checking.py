@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
-from farm.artifacts import runtime
-from farm.artifacts.given_model import GivenModel
+from farm.artifacts.given_model import GivenModel, refusing
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime.lengths import fit
 from farm.artifacts.timing import ordered
 from farm.artifacts.verify import OutputComparison, compare, find_worst
-from farm.errors import PermanentError, UnavailableError, UsageError
+from farm.errors import PermanentError, UnavailableError
 from farm.foreign import show_controls
 from farm.models.inputs import InputSpec, is_float, make_edges, make_inputs
 from farm.models.reference import open_session
@@ -105,12 +104,10 @@ def _break_some(specs: Sequence[InputSpec]) -> Arrays:
     return arrays
 
 
+@refusing()
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
     """Return arrays in the model's order. Raises UsageError that says what it takes and what was given."""
-    try:
-        return fit(manifest.to_runtime(), arrays).given
-    except runtime.InputError as error:
-        raise UsageError(str(error)) from error
+    return fit(manifest.to_runtime(), arrays).given
 
 
 def find_tolerance_factor(algorithms: Iterable[str]) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ _SUFFIXES = (".npz", ".npy")
 _MOST_IMAGES = 128
 
 
+@contextlib.contextmanager
+def refusing(hint: str = "") -> Iterator[None]:
+    """Raise UsageError for input that cannot be read or does not fit (InputError); also a decorator."""
+    try:
+        yield
+    except InputError as error:
+        raise UsageError(str(error), hint) from error
+
+
 def find_given_task(source: ModelSource, inputs: Sequence[InputSpec]) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return a model's task and its outputs before it is compiled; "arrays" where outputs have open dimensions."""
     outputs = summarise(source.load(), inputs).outputs
@@ -51,14 +61,12 @@ def find_labels(opened: GivenModel) -> bytes | None:
     return "".join(f"{' '.join(each.split())}\n" for each in names).encode()
 
 
+@refusing()
 def read_images(folder: pathlib.Path, task: Mapping[str, Any], most: int = _MOST_IMAGES) -> list[Arrays]:
     """Return inputs of up to `most` images of a folder and its subfolders, spread over them. Raises UsageError."""
-    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in images.SUFFIXES)
+    found = sorted(each for each in folder.rglob("[!.]*") if each.suffix.lower() in images.SUFFIXES)
     chosen = [found[index * len(found) // most] for index in range(most)] if len(found) > most else found
-    try:
-        return [tasks.read_input(path, {"task": task})[0] for path in chosen]
-    except InputError as error:
-        raise UsageError(str(error)) from error
+    return [tasks.read_input(path, {"task": task})[0] for path in chosen]
 
 
 def read_calibration(
@@ -76,7 +84,7 @@ def read_calibration(
         raise UsageError(
             f"--calibration {text!r} is no folder", f"Give a folder of images, .npz or .npy files, or {RANDOM!r}."
         )
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    files = sorted(path for path in folder.glob("[!.]*") if path.suffix in _SUFFIXES)
     if not files and task is not None and task["kind"] != "arrays" and (found := read_images(folder, task)):
         return found
     if not files:
@@ -87,11 +95,9 @@ def read_calibration(
     return [_read_example(path, inputs) for path in files]
 
 
+@refusing()
 def _read_example(path: pathlib.Path, inputs: Sequence[InputSpec]) -> Arrays:
-    try:
-        arrays = read_arrays(path) if path.suffix == ".npz" else {inputs[0].name: read_array(path)}
-    except InputError as error:
-        raise UsageError(str(error)) from error
+    arrays = read_arrays(path) if path.suffix == ".npz" else {inputs[0].name: read_array(path)}
     fed = {}
     for spec in inputs:
         if spec.name not in arrays:

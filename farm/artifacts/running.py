@@ -10,15 +10,16 @@ from typing import Any
 
 from device_agent.protocol import Engine, Outcome
 from farm.artifacts.checking import take_inputs
+from farm.artifacts.given_model import refusing
 from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.places import new_file
-from farm.artifacts.runtime import InputError, tasks
+from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import write_arrays
 from farm.artifacts.runtime.lengths import fit
 from farm.artifacts.timing import Variant, ordered, time_in_turns
 from farm.crew.visits import plan_window
-from farm.errors import PermanentError, UsageError
+from farm.errors import PermanentError
 from farm.measure.statistics import summarise
 
 # How long power is sampled; slower sensors get longer.
@@ -37,12 +38,10 @@ class RunResult:
     doubt: str = ""
 
 
+@refusing()
 def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
     """Read a model's inputs from an .npz, or from an image with its scale. Raises UsageError."""
-    try:
-        arrays, scale = tasks.read_input(path, manifest.model_dump())
-    except InputError as error:
-        raise UsageError(str(error)) from error
+    arrays, scale = tasks.read_input(path, manifest.model_dump(include={"name", "inputs", "task"}))
     return take_inputs(manifest, arrays), scale
 
 

@@ -117,7 +117,7 @@ def _find_campaign(store: Store | None, wanted: str) -> str:
     """A campaign's name, by it or its number. Raises UsageError where there is none."""
     if not wanted or store is None:
         return wanted
-    if wanted.isdecimal():
+    if wanted.isdecimal() and len(wanted) < 19:
         for each in store.campaigns.fetch():
             if each.id == int(wanted):
                 return each.name

@@ -131,10 +131,8 @@ def verify(
     artifact.require_whole()
     wait_s = read_duration_s("--wait", wait)
     opened = given_model.reopen_model(artifact.manifest, model)
-    try:
+    with given_model.refusing():
         given = [(str(path), runtime_inputs.read_arrays(path)) for path in inputs or ()]
-    except runtime_inputs.InputError as error:
-        raise UsageError(str(error)) from error
     cases = checking.make_cases(opened, artifact.manifest, given)
     settings = farm_settings.load()
     on_board.prepare_gpu(artifact.manifest, settings)
@@ -237,12 +235,8 @@ def read_labels(path: Path | None) -> bytes | None:
     """Return the text of a file of class names; None without a file. Raises UsageError."""
     if path is None:
         return None
-
-    try:
-        with runtime_inputs.reading(path, "UTF-8 text", _MOST_LABELS) as file:
-            return "\n".join(file.read().decode().splitlines()).encode() + b"\n"
-    except runtime_inputs.InputError as error:
-        raise UsageError(str(error)) from error
+    with given_model.refusing(), runtime_inputs.reading(path, "UTF-8 text", _MOST_LABELS) as file:
+        return "\n".join(file.read().decode("utf-8-sig").splitlines()).encode() + b"\n"
 
 
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:

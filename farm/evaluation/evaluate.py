@@ -13,15 +13,15 @@ import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
 from farm.artifacts.checking import open_reference, take_inputs
+from farm.artifacts.given_model import refusing
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.running import read_energy, read_labels
-from farm.artifacts.runtime import InputError, boxes, tasks
+from farm.artifacts.running import read_energy, read_input, read_labels
+from farm.artifacts.runtime import boxes, tasks
 from farm.artifacts.runtime.inputs import read_arrays
 from farm.artifacts.runtime.lengths import Fitted, fit
 from farm.artifacts.timing import Variant, describe_runs, ordered, time_in_turns
 from farm.crew.visits import plan_window
-from farm.errors import UsageError
 from farm.evaluation import datasets, scores
 from farm.evaluation.datasets import CLASSIFY, DETECT, Example
 from farm.models.source import ModelSource
@@ -223,17 +223,14 @@ def _score(
     return scores.find_error(outputs, wanted)
 
 
+@refusing()
 def read_example(about: Any, example: Example) -> tuple[Mapping[str, Any], float]:
     """Return a model's inputs, and an image's scale in them. Raises UsageError."""
-    try:
-        if example.path.suffix.lower() == ".npz":
-            known = {each.name for each in about.inputs}
-            arrays = {name: each for name, each in read_arrays(example.path).items() if name in known}
-            return take_inputs(about, arrays), 1.0
-        arrays, scale = tasks.read_input(example.path, about.model_dump(include={"name", "inputs", "task"}))
-    except InputError as error:
-        raise UsageError(str(error)) from error
-    return take_inputs(about, arrays), scale
+    if example.path.suffix.lower() != ".npz":
+        return read_input(about, example.path)
+    known = {each.name for each in about.inputs}
+    arrays = {name: each for name, each in read_arrays(example.path).items() if name in known}
+    return take_inputs(about, arrays), 1.0
 
 
 def _read_expected(about: Any, example: Example) -> list[Any] | None:

@@ -60,7 +60,8 @@ def find_error(outputs: Sequence[npt.NDArray[Any]], wanted: Sequence[npt.NDArray
 class Precision:
     """Mean average precision over all images, by pycocotools: at an overlap of 50 %, and from 50 % to 95 %.
 
-    `truths` has (class, left, top, right, bottom) by image, `found` also the score, last.
+    `truths` has (class, left, top, right, bottom, is a crowd) by image, `found` the score last. Inside a crowd, boxes
+    of its class count neither as right nor as wrong.
     """
 
     def __init__(self, truths: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:
@@ -74,8 +75,8 @@ class Precision:
                 "`pip install pycocotools` brings it.",
             ) from error
         with contextlib.redirect_stdout(io.StringIO()):
-            truth = _to_coco(COCO(), truths)
-            self._coco = COCOeval(truth, _to_coco(COCO(), found), "bbox")
+            truth, made = _to_coco(COCO(), truths, "iscrowd"), _to_coco(COCO(), found, "score")
+            self._coco = COCOeval(truth, made, "bbox")
             self._coco.params.areaRng, self._coco.params.areaRngLbl = [[0, 1e10]], ["all"]
             self._coco.params.maxDets = [_MOST_BOXES]
             self._coco.evaluate()
@@ -111,8 +112,8 @@ def find_quantiles(value: float, drawn: npt.NDArray[np.float64]) -> Interval:
     return value, min(low, value), max(high, value)
 
 
-def _to_coco(coco: Any, boxes: Sequence[Sequence[Any]]) -> Any:
-    """Fill pycocotools' index, which it otherwise reads from a file."""
+def _to_coco(coco: Any, boxes: Sequence[Sequence[Any]], last: str) -> Any:
+    """Fill pycocotools' index, which it otherwise reads from a file; `last` names the boxes' last value."""
     annotations = [
         {
             "id": 0,
@@ -121,10 +122,10 @@ def _to_coco(coco: Any, boxes: Sequence[Sequence[Any]]) -> Any:
             "bbox": [left, top, right - left, bottom - top],
             "area": (right - left) * (bottom - top),
             "iscrowd": 0,
-            "score": rest[0] if rest else 1.0,
+            last: value,
         }
         for image, each in enumerate(boxes)
-        for index, left, top, right, bottom, *rest in each
+        for index, left, top, right, bottom, value in each
     ]
     for number, each in enumerate(annotations, 1):
         each["id"] = number

@@ -104,6 +104,8 @@ def _count_rows(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
 
 Array = npt.NDArray[np.generic]
 
+# The limit of one message.
+_MOST_BYTES = 1 << 31
 _EDGES = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, -6.0)
 
 
@@ -184,8 +186,8 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise UsageError(f"--shape {text!r} is a range of lengths, where one is needed", "Give one, as in tokens=128.")
     shape = []
     for word in filter(None, numbers.strip(" []()").replace("x", ",").split(",")):
-        if not word.strip().lstrip("+-").isdecimal():
-            raise UsageError(f"--shape {text!r}: {word.strip()!r} is not a whole number")
+        if not word.strip().lstrip("+-").isdecimal() or len(word) > 18:
+            raise UsageError(f"--shape {text[:80]!r}: {word.strip()[:80]!r} is not a whole number")
         if (number := int(word)) <= 0:
             raise UsageError(f"--shape {text!r}: every dimension must be at least 1, not {number}")
         shape.append(number)
@@ -229,6 +231,9 @@ def resolve_inputs(
         dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
         for spec in resolved
     ]
+    for spec in resolved:
+        if np.dtype(spec.dtype).itemsize * math.prod(d for d in spec.shape if isinstance(d, int)) > _MOST_BYTES:
+            raise UsageError(f"input {spec} exceeds {_MOST_BYTES >> 30} GiB, more than a board can be sent")
     still_open = [spec for spec in resolved if spec.is_dynamic]
     if still_open and not given and all(map(_is_open_batch, still_open)):
         _say_batch(", ".join(spec.name for spec in still_open))

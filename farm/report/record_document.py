@@ -119,7 +119,7 @@ def require_one(name: str, records: Sequence[Record]) -> Record:
 
 def find_campaign(store: Store, text: str) -> int:
     """Return the number of a campaign. Raises UsageError where there is none."""
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         return store.campaigns.require(text).id
     if not any(row.id == int(text) for row in store.campaigns.fetch_searches()):
         raise UsageError(f"there is no campaign number {text}")

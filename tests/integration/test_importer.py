@@ -258,10 +258,13 @@ def test_what_cannot_be_imported_is_named() -> None:
 
 
 def test_a_failing_conversion_is_named_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """A converter that gives up: operator, node and its reason are in the error, standard output stays clean."""
+    """A converter that gives up, also for a size: operator, node and reason are in the error, stdout stays clean."""
     model = make_model([node("Relu", "x", "a"), node("MatMul", "a w", "y")], {"x": (2, 3)}, {"w": random(4, 5)})
     with pytest.raises(UsageError, match=r"operator MatMul \(node 'node_y'\): "):
         importer.import_onnx(model, {"x": (2, 3)})
+    huge = make_model([node("Tile", "x n", "y")], {"x": (1, 4)}, {"n": np.array([2**30, 2**30], "int64")})
+    with pytest.raises(UsageError, match=r"operator Tile .* exceeds a board's memory"):
+        importer.import_onnx(huge, {"x": (1, 4)})
     assert capfd.readouterr().out == ""
 
 

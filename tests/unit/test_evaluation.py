@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from farm.artifacts import given_model
 from farm.errors import UsageError
 from farm.evaluation import datasets, scores
 
 LABELS = ["tabby cat", "espresso"]
+BOX: dict[str, object] = {"image_id": 3, "category_id": 9, "bbox": [1, 2, 3, 4]}
 
 
 def put_image(path: pathlib.Path) -> pathlib.Path:
@@ -35,18 +37,26 @@ def test_folders_are_classes_by_name_or_number(tmp_path: pathlib.Path) -> None:
     assert read(tmp_path, limit=2) == [("c.png", 1), ("a.png", 0)]
 
 
-def test_a_table_gives_labels(tmp_path: pathlib.Path) -> None:
-    """A CSV beside the images names file and label."""
+@pytest.mark.parametrize("text", ["file,label\na.png,espresso\n", "\ufefffile;label\na.png;espresso", "a.png\t1"])
+def test_a_table_gives_labels(tmp_path: pathlib.Path, text: str) -> None:
+    """A CSV beside the images names file and label, as spreadsheets write it; macOS's hidden files are no data."""
     put_image(tmp_path / "a.png")
-    (tmp_path / "labels.csv").write_text("file,label\na.png,espresso\n")
+    (tmp_path / "labels.csv").write_text(text)
+    (tmp_path / "._labels.csv").write_bytes(b"\0\5\x16\7")
     assert read(tmp_path) == [("a.png", 1)]
+    (tmp_path / "._a.png").write_bytes(b"\0\5\x16\7")
+    assert [name for name, _ in read(tmp_path, "error")] == ["a.png"]
+    shape = given_model.InputSpec("x", (1, 3, 4, 4), "float32")
+    task = {"kind": "classifier", "input": "x", "layout": "NCHW", "size": [4, 4], "resize": 4, "dtype": "float32"}
+    found = given_model.read_calibration(str(tmp_path), [shape], 1, {**task, "mean": [0] * 3, "std": [1] * 3})
+    assert len(found) == 1
 
 
 def test_coco_gives_boxes(tmp_path: pathlib.Path) -> None:
-    """Categories are found by name, and boxes become corners."""
+    """Categories are found by name, boxes become corners, and crowds stay crowds."""
     put_image(tmp_path / "images" / "a.png")
-    write_coco(tmp_path, [{"image_id": 3, "category_id": 9, "bbox": [1, 2, 3, 4]}])
-    assert read(tmp_path, "detect") == [("a.png", [(1, 1.0, 2.0, 4.0, 6.0)])]
+    write_coco(tmp_path, [BOX, {**BOX, "iscrowd": 1}])
+    assert read(tmp_path, "detect") == [("a.png", [(1, 1.0, 2.0, 4.0, 6.0, False), (1, 1.0, 2.0, 4.0, 6.0, True)])]
 
 
 def write_coco(folder: pathlib.Path, annotations: list[dict[str, object]]) -> None:
@@ -62,10 +72,15 @@ BAD: dict[str, tuple[str, Callable[[pathlib.Path], object], str]] = {
     "number": ("classify", lambda folder: put_image(folder / "2" / "a.png"), "'2' is none of the model's 2 classes"),
     "file": ("classify", lambda folder: (folder / "x.csv").write_text("a.png,espresso"), "which is not in"),
     "outside": ("classify", lambda folder: (folder / "x.csv").write_text("/etc/passwd,espresso"), "which is not in"),
-    "cell": ("classify", lambda folder: (folder / "x.csv").write_text("a.png"), "has no label"),
+    "cell": ("classify", lambda folder: (folder / "x.csv").write_text("\na.png"), "line 2: 'a.png' has no label"),
+    "long": ("classify", lambda folder: (folder / "x.csv").write_text(f"{'a' * 5000},1"), "which is not in"),
+    "digits": ("classify", lambda folder: (folder / "x.csv").write_text("x.csv," + "9" * 6000), "is none of"),
+    "nan": ("detect", lambda folder: write_coco(folder, [BOX | {"bbox": [0, 0, 1, float("nan")]}]), "has the box"),
+    "infinite": ("detect", lambda folder: write_coco(folder, [BOX | {"image_id": float("inf")}]), "cannot convert"),
+    "deep": ("detect", lambda folder: (folder / "x.json").write_text("[" * 200_000), "recursion"),
     "image": ("error", lambda folder: (folder / "a.png").write_bytes(b"no"), "a.png is not an image"),
     "unlabelled": ("detect", lambda folder: write_coco(folder, []), "has no annotations"),
-    "coco": ("detect", lambda folder: (folder / "x.json").write_text("[]"), "is no COCO JSON"),
+    "coco": ("detect", lambda folder: (folder / "x.json").write_text("[]"), "is not a COCO JSON"),
 }
 
 
@@ -79,6 +94,15 @@ def test_unusable_data_is_refused(tmp_path: pathlib.Path, case: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(folder, task)
     assert said in caught.value.message
+
+
+def test_a_name_of_two_classes_is_no_label(tmp_path: pathlib.Path) -> None:
+    """As ImageNet's two cranes: the class's number is asked for, and taken."""
+    put_image(tmp_path / "crane" / "a.png")
+    with pytest.raises(UsageError, match=r"'crane' names the classes \[0, 2\]"):
+        datasets.read_dataset(tmp_path, "classify", ["crane", "sky", "Crane"], 3, 0)
+    (tmp_path / "crane").rename(tmp_path / "2")
+    assert datasets.read_dataset(tmp_path, "classify", ["crane", "sky", "Crane"], 3, 0)[0].truth == 2
 
 
 def test_a_task_must_be_the_models() -> None:
@@ -106,10 +130,12 @@ def test_a_rank_counts_better_classes() -> None:
 
 def test_precision_of_boxes() -> None:
     """Right boxes score 1, an overlap of 0.61 counts at three of ten thresholds, a wrong class scores 0."""
-    truth, box = [[(0, 0.0, 0.0, 10.0, 10.0)]], (0.0, 0.0, 10.0, 10.0, 0.9)
+    truth, box = [[(0, 0.0, 0.0, 10.0, 10.0, False)]], (0.0, 0.0, 10.0, 10.0, 0.9)
     found = {"right": (0, *box), "near": (0, 0.0, 0.0, 6.1, 10.0, 0.9), "wrong": (1, *box)}
     got = {name: scores.Precision(truth, [[box]]).find() for name, box in found.items()}
     assert got == {"right": pytest.approx((1, 1)), "near": pytest.approx((1, 0.3)), "wrong": (0, 0)}
+    crowd, inside = [[*truth[0], (0, 20.0, 0.0, 90.0, 90.0, True)]], (0, 30.0, 30.0, 40.0, 40.0, 0.95)
+    assert scores.Precision(crowd, [[inside, found["right"]]]).find() == pytest.approx((1, 1))
     two = scores.Precision([*truth, *truth], [[found["right"]], []])
     assert two.find([0, 0]) == pytest.approx((1, 1))
     assert two.draw(20)[:, 0].std() > 0

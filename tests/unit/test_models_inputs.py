@@ -68,7 +68,9 @@ def test_shape_option(text: str, parsed: tuple[str, tuple[int, ...]]) -> None:
     assert inputs.parse_shape(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["", "data", "=1,2", "data=1,two", "data=1,0", "data=1,-3", "data=1.5", "data=1,,²"])
+@pytest.mark.parametrize(
+    "text", ["", "data", "=1,2", "data=1,two", "data=1,0", "data=1,-3", "data=1.5", "data=1,,²", "data=" + "9" * 6000]
+)
 def test_bad_shape_option(text: str) -> None:
     """Anything else is refused, quoting what was typed."""
     with pytest.raises(UsageError, match="--shape"):
@@ -141,10 +143,11 @@ def test_a_batch_that_alone_is_open_is_one(
         ({"data": (1, 3, 8)}, "3 dimensions"),
         ({"data": (1, 4, 8, 8)}, "fixes"),
         ({"data": (1, 3, 8, 8), "mask": (2, 10)}, "'batch' twice"),
+        ({"data": (1, 3, 2**30, 2**30)}, "exceeds 2 GiB"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], message: str) -> None:
-    """An unknown name, a wrong rank, a fixed dimension and a contradiction are each reported."""
+    """An unknown name, a wrong rank, a fixed dimension, a contradiction and an excessive size are each reported."""
     with pytest.raises(UsageError, match=message):
         inputs.resolve_inputs([IMAGE, MASK], shapes)
 
@@ -194,6 +197,7 @@ def test_zoo_models_have_any_batch_size(model: zoo.ZooModel) -> None:
     assert shapes == {name: (3, *shape[1:]) for name, shape in model.output_shapes.items()}
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(st.text(max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text makes the option's reader fail in another way than UsageError."""

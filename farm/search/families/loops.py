@@ -29,7 +29,9 @@ _SHARES = 4
 
 def divisors(number: int, most: int | None = None) -> list[int]:
     """List all divisors up to `most` in ascending order."""
-    return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    high = [number // d for d in reversed(low) if d * d != number]
+    return [d for d in (*low, *high) if d <= (most or number)]
 
 
 def vector_lengths(extent: int, lanes: int) -> tuple[int, ...]:

@@ -44,12 +44,15 @@ def importer_class() -> Any:
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             convert = _CONVERTERS.get(op_name)
             converted = convert(inputs, attrs | {"opset": opset}) if convert else None
+            is_own = converted is not None
             if converted is None:
                 converted = super()._convert_operator(op_name, inputs, attrs, opset)
-                if op_name != "Gather":
-                    return converted
-                converted = _stay_inside(converted)
-            return self.bb.normalize(converted)
+                if op_name == "Gather":
+                    is_own, converted = True, _stay_inside(converted)
+            made = self.bb.normalize(converted) if is_own else converted
+            shape = bindings.static_shape(made.ty) or ()
+            assert math.prod(shape) <= shaping.MOST_ELEMENTS, f"its result {shape} exceeds a board's memory"
+            return made
 
     return Importer
 

@@ -14,6 +14,9 @@ from tvm.ir import GenericConst
 
 from farm.search.graph import bindings, pooling
 
+# Of a value; 8 GiB of float32, the memory of the greatest boards.
+MOST_ELEMENTS = 1 << 31
+
 
 def _convert_split(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Convert Split into parts of which one is empty or the last is smaller; None for others, which TVM handles."""
@@ -39,7 +42,7 @@ def _convert_tile(inputs: Any, _: dict[str, Any]) -> Any | None:
     if shape is None or not isinstance(repeats, GenericConst):
         return None
     counts = repeats.value.numpy().tolist()
-    if sum(count != 1 for count in counts) < 2:
+    if sum(count != 1 for count in counts) < 2 or math.prod(counts) * math.prod(shape) > MOST_ELEMENTS:
         return None
     for axis, (count, size) in enumerate(zip(counts, shape, strict=True)):
         if count != 1:
