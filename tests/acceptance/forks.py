@@ -107,6 +107,9 @@ def _server() -> socket.socket:
         [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], start_new_session=True
     )
     its.close()
+    from tests import children  # not for the server, whose path lacks it
+
+    children.own(process.pid)
     _to_end.append((ours, process))
     return ours
 
