@@ -18,6 +18,7 @@ from farm.processes import machine
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.report import campaign_rows, record_document
 from farm.search.build import printing
+from farm.store.records import RecordCriteria
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
 from farm.values import Workload as StoredWorkload
@@ -74,13 +75,11 @@ def show_record(
     if len(forms) > 1:
         raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other", "Give one of them.")
     kind = board_types.require_board_type(board_type).name if board_type else None
+    wanted = RecordCriteria(board_type=kind, operating_point=operating_point or None, simulated=simulated or None)
     with options.open_store() as store:
-        key, name = record_document.require_workload(store, workload)
+        key, name = record_document.require_workload(store, workload, wanted)
         about = store.workloads.fetch_by_hash([key])[key]
-        found = store.records.fetch(workloads=[key], simulated=True if simulated else None)
-        records = [
-            each for each in found if kind in (None, each.board_type) and operating_point in ("", each.operating_point)
-        ]
+        records = store.records.fetch(workloads=[key], **wanted)
         codes = record_document.name_codes(store, records)
     if forms:
         yield from _print_code(about, records, forms[0])
@@ -122,8 +121,9 @@ def best_trials(
     if not 1 <= top <= 1000:
         raise UsageError(f"--top must be between 1 and 1000, not {top}")
     kind = board_types.require_board_type(board_type).name if board_type else None
+    wanted = RecordCriteria(board_type=kind, operating_point=operating_point or None, simulated=simulated)
     with options.open_store() as store:
-        key, name = record_document.require_workload(store, workload)
+        key, name = record_document.require_workload(store, workload, wanted)
         places = [
             (each, point)
             for each, point in store.records.fetch_operating_points(key, simulated=simulated)

@@ -89,10 +89,16 @@ def is_meant(key: str, name: str, text: str) -> bool:
     return key.startswith(text) or text in name
 
 
-def require_workload(store: Store, text: str) -> tuple[str, str]:
-    """Return hash and name of the one workload that a text names. Raises UsageError for none or several."""
+def require_workload(store: Store, text: str, wanted: RecordCriteria | None = None) -> tuple[str, str]:
+    """Return hash and name of the one workload that a text names, of several the only one with a `wanted` record.
+
+    Raises UsageError for none or several.
+    """
     known = store.workloads.fetch_names()
     found = [each for each in known if text in each] or [each for each in known if is_meant(*each, text)]
+    if len(found) > 1 and wanted is not None:
+        held = {each.workload for each in store.records.fetch(**wanted)}
+        found = [each for each in found if each[0] in held] or found
     if not found:
         raise UsageError(f"no workload is called {text!r}", "`farm record list` shows hashes and names.")
     if len(found) > 1:

@@ -45,7 +45,10 @@ def test_a_cpu_record_has_tir_llvm_and_assembly() -> None:
     tir, llvm, asm = print_workload(1, target, NANO.pipeline, "tir", "llvm", "asm")
     assert "T.prim_func" in tir
     assert 'target triple = "aarch64' in llvm
-    assert "fmla" in asm
+    hot = asm.partition("\n# \n")[0].splitlines()
+    assert "the hot loop" in hot[0]
+    assert sum("fmla" in line for line in hot) > len(hot) / 2
+    assert hot[-1].split()[-1] == hot[1].strip("# :")  # the branch to its label
     with pytest.raises(UsageError, match="CPU code: it has no --ptx"):
         printing.require_form("ptx", target)
 

@@ -46,6 +46,19 @@ def test_records_of_the_old_cost_model_are_marked(home: pathlib.Path) -> None:
     assert "native" not in own
 
 
+def test_where_a_workload_is_held_settles_which_is_meant(home: pathlib.Path) -> None:
+    """Three have the name; only one has a record of the type that is asked for."""
+    with Store(home / "farm.db") as store:
+        number = store.campaigns.start("farm tune", "m", "", "jetson-tx2", 8, {})
+        store.workloads.save(number, [make_workload("c" * 16, name="dense c")])
+        place = ("c" * 16, "dense c", "jetson-tx2", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0)
+        store.records.save(Record(*place, simulated=True, trace_json="[]"))
+    for words in (["show", "dense"], ["best", "dense", "--simulated"]):
+        assert "3 workloads are meant by 'dense'" in CliRunner().invoke(record.app, words).output
+        found = CliRunner().invoke(record.app, [*words, "--board-type", "jetson-tx2", "--json"])
+        assert "c" * 16 in json.loads(found.stdout).values()
+
+
 def test_without_the_emulator_it_says_what_to_do(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where virtual boards are made, before any wait."""
     monkeypatch.setattr(emulation, "_MODULES", ("unicorn_of_nobody",))

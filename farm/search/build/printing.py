@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from farm.search.target import make_code_target, make_target
 # What can be printed, and TVM's name of it for CPUs; None: the farm's own.
 FORMS: Mapping[str, str | None] = {"tir": None, "llvm": "ll", "asm": "s", "cuda": None, "ptx": None}
 _OF_CPUS, _OF_GPUS = ("llvm", "asm"), ("cuda", "ptx")
+_MULTIPLIES = re.compile(r"\tv?(fn?m[alsu]|mul|mla|[us]ml|[us]dot|pdp|pmadd)")
 
 
 def require_form(form: str, target: Mapping[str, Any]) -> None:
@@ -48,5 +50,21 @@ def print_code(module_json: str, trace_json: str, target: Mapping[str, Any], for
     with lowering.making(config) as made:
         built = tvm.tirx.build(module, make_code_target(config), lowering.use_pipeline())
     if form in _OF_CPUS:
-        return str(built.inspect_source(FORMS[form]))
+        text = str(built.inspect_source(FORMS[form]))
+        return "".join(f"# {line}\n" for line in find_hot_loop(text)) + text if form == "asm" else text
     return "\n".join(each.source if form == "cuda" else each.code.decode() for each in made)
+
+
+def find_hot_loop(asm: str) -> list[str]:
+    """Return a heading and the loop with the largest share of multiplications, a line each; [] where none has any."""
+    lines = asm.splitlines()
+    starts = {line.removesuffix(":"): number for number, line in enumerate(lines) if line.endswith(":")}
+    loops = [
+        lines[start : end + 1]
+        for end, line in enumerate(lines)
+        if line.startswith("\t") and (start := starts.get(line.split()[-1], end)) < end
+    ]
+    shares = [sum(_MULTIPLIES.match(line) is not None for line in loop) / len(loop) for loop in loops]
+    if not any(shares):
+        return []
+    return ["the hot loop, by its share of multiplications; all code follows", *loops[shares.index(max(shares))], ""]
