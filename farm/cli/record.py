@@ -79,7 +79,7 @@ def show_record(
     with options.open_store() as store:
         key, name = record_document.require_workload(store, workload, wanted)
         about = store.workloads.fetch_by_hash([key])[key]
-        records = store.records.fetch(workloads=[key], **wanted)
+        records = store.records.fetch(**wanted | RecordCriteria(workloads=[key]))
         codes = record_document.name_codes(store, records)
     if forms:
         yield from _print_code(about, records, forms[0])
