@@ -98,6 +98,13 @@ class SshAddress:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def route(self) -> str:
+        """Where the connection goes: login, address and port, the user's name for it, and the hosts on the way."""
+        alias = f" ({self.host} in OpenSSH's configuration)" if self.endpoint else ""
+        way = ", ".join(each.route for each in self.jumps)
+        return f"{self.user}@{self.endpoint or self.host}:{self.port}{alias}" + (f" through {way}" if way else "")
+
 
 class Transport(paramiko.Transport):
     """A transport that reports its end, in every case."""

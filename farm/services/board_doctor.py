@@ -157,7 +157,7 @@ def describe_home(settings: Settings) -> str:
 def describe_board(board: BoardInfo) -> str | Doubt:
     """Describe a row of the store's boards. Raises PermanentError for a retired one."""
     transport = parse_transport(board.transport)
-    where = f"ssh {transport.user}@{transport.host}:{transport.port}" if isinstance(transport, Ssh) else transport.kind
+    where = f"ssh {to_ssh_address(transport).route}" if isinstance(transport, Ssh) else transport.kind
     simulated = " (simulated)" if board.simulated else ""
     summary = f"{board.board_type}/{board.name}{simulated}, {where}; {board.state}, {board.health}"
     if board.health == Health.RETIRED:

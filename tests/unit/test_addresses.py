@@ -12,7 +12,9 @@ import pytest
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.ssh_config import split_jump
 from farm.errors import UsageError
+from farm.services.board_doctor import describe_board
 from farm.values import Ssh
+from tests.board_rows import make_row
 
 BOARD = Ssh("nano-01.lan", "farm", 2222, host_key="SHA256:" + "A" * 43)
 
@@ -81,6 +83,8 @@ def test_what_is_left_open_openssh_s_configuration_says(
     assert (address.key_file, address.only_these_keys, address.agent) == (home / ".ssh/lab", True, "/run/agent")
     [gate] = address.jumps
     assert (gate.host, gate.endpoint, gate.user, gate.port) == ("gate", "203.0.113.7", "keeper", 2200)
+    shown = describe_board(make_row("n1", transport={"kind": "ssh", "host": "nano-01.lan", "user": ""}))
+    assert "ssh pi@10.0.0.5:2022 (nano-01.lan in OpenSSH's configuration) through keeper@203.0.113.7:2200" in str(shown)
     named = to_ssh_address(Ssh("nano-01.lan", "farm", 2222, "~/keys/farm"))
     assert (named.user, named.port, named.key_file, named.agent) == ("farm", 2222, home / "keys/farm", "")
     assert to_ssh_address(Ssh("elsewhere", "")).endpoint == ""
