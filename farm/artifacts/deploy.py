@@ -19,10 +19,8 @@ from farm.artifacts.package import find_name, list_members
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_files import put
 from farm.errors import PermanentError
-from farm.provision.layout import HOME_PREFIX, ROOT_PREFIX
+from farm.provision.layout import HOME_PREFIX, MODELS_FOLDER, ROOT_PREFIX
 
-# Below the login's home, or below FARM_HOME for boards on this machine.
-FOLDER = "tvm-farm-models"
 # For a short command on the board.
 _COMMAND_TIMEOUT_S = 15.0
 
@@ -60,7 +58,7 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
     """
     require_verified(artifact)
     package, members = find_name(artifact.manifest.name), list_members(artifact)
-    folder = posixpath.join(home, FOLDER)
+    folder = posixpath.join(home, MODELS_FOLDER)
     versions = posixpath.join(folder, ".versions")
     version = posixpath.join(versions, f"{package}-{artifact.manifest.code_sha256[:12]}")
     _require(connection, f"mkdir -p {shlex.quote(version)}")

@@ -86,7 +86,8 @@ def _compare_pinned(
 
 
 def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transport: Ssh) -> None:
-    forgotten = known_hosts.remove(transport.host, transport.port)
+    address = connectivity_addresses.to_ssh_address(transport)
+    forgotten = known_hosts.remove(address.host, address.port)
     if transport.host_key:
         unpinned = dataclasses.replace(transport, host_key="")
         forgotten = store.boards.update(name, transport=unpinned, by=machine.name_user()) or forgotten

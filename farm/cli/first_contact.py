@@ -121,8 +121,7 @@ def _require_confirmed(
         raise host_keys.UnknownHostKeyError(
             f"{what}, which is not confirmed yet",
             "Compare with what ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints on the board itself, then: "
-            f"farm board trust {' '.join(boards)} --fingerprint {key.fingerprint}. Or give this command "
-            "--accept-host-key with the fingerprint, or name it in the fleet file (host_key).",
+            f"farm board trust {' '.join(boards)} --fingerprint {key.fingerprint}, or host_key in a fleet file.",
             key,
         )
     answer = ask(

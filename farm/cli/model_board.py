@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,19 +84,22 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
         else:
             done = artifact_deploy.deploy_here(artifact, settings.home_path / "models" / held.name)
         name = held.name
+        command = done.command
+        if isinstance(transport, values.Virtual):  # its code is the board's, not this machine's
+            command = shlex.join(["farm", "model", "run", str(folder), "--board", name, "--input"])
     yield (
         {
             "board": name,
             "package": done.package,
             "folder": done.folder,
-            "command": done.command,
+            "command": command,
             "bytes": done.bytes,
             "sent_bytes": done.sent_bytes,
         }
     )
     output.say(
         f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
-        f"there: {done.command} INPUT",
+        f"{'there' if done.sent_bytes is not None else 'here'}: {command} INPUT",
     )
 
 

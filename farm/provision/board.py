@@ -359,6 +359,8 @@ class Provisioner:
         def work() -> tuple[None, StepStatus, str]:
             survey = fetch_survey(shell, layout, (), self._port)
             self._version = survey.current
+            if survey.models:
+                self._notes.append(f"deployed models stay in {layout.models}; `rm -r` there removes them")
             if not survey.ours:
                 self._state = "nothing of ours is there"
                 return None, StepStatus.ALREADY, f"nothing of ours in {layout.prefix}"

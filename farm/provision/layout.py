@@ -38,6 +38,8 @@ def read_resource(name: str) -> str:
 ROOT_PREFIX = "/opt/tvm-farm"
 # Below the home of a login without root's rights.
 HOME_PREFIX = ".local/share/tvm-farm-board"
+# Of `farm model deploy`: below the login's home, or below FARM_HOME for boards on this machine.
+MODELS_FOLDER = "tvm-farm-models"
 UNIT_FOLDER = "/etc/systemd/system"
 # Accepted unquoted by a shell, by systemd and in unit specifiers.
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9._-]*)+")
@@ -86,6 +88,11 @@ class Layout:
     def program(self) -> str:
         """The supervisor's command, without systemd."""
         return self.below("bin/tvm-farm-board")
+
+    @property
+    def models(self) -> str:
+        """The login's folder of deployed models, which outlives the installation."""
+        return posixpath.join(self.home, MODELS_FOLDER)
 
     def below(self, name: str) -> str:
         """A path below the prefix."""

@@ -135,6 +135,11 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: Boa
             f"the login may not write to {layout.prefix} or what is above it",
             "Let it use sudo without a password, or give a folder of its own with --prefix.",
         )
+    if survey.listening and survey.agent_pid is None:
+        raise PermanentError(
+            "another program has the agent's port on the board",
+            "`ss -ltnp` there names it; or register the board with another --agent-port.",
+        )
     notes = [doubt] if (doubt := find_doubt(survey.l4t, board_type)) else []
     off_s = survey.clock_s - now
     if abs(off_s) > CLOCK_TOLERANCE_S:

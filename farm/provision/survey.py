@@ -55,6 +55,8 @@ for python in {pythons}; do
   version=$("$found" -I -c '{version}' 2>/dev/null) || continue
   say python "$version $found"
 done
+if grep -Eqs ' (0100007F|0+):{port} 0+:0000 0A ' /proc/net/tcp /proc/net/tcp6; then say listening 1; fi
+if [ -d {models} ]; then say models 1; fi
 cd {prefix} 2>/dev/null || exit 0
 if [ -f {marker} ]; then say ours 1; elif [ -n "$(ls -A)" ]; then say foreign 1; fi
 say current "$(readlink current 2>/dev/null | sed 's,^versions/,,')"
@@ -94,7 +96,8 @@ class BoardSurvey:
 
     `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current`
     is the active version; `pending` the one before an unproven switch (`none`: there was none). `started`: what the
-    services were last started with. `files`: path -> SHA-256. `foreign`: the prefix has other content.
+    services were last started with. `files`: path -> SHA-256. `foreign`: the prefix has other content. `listening`:
+    some program has the agent's port. `models`: packages of `farm model deploy` are there.
     """
 
     arch: str = ""
@@ -118,6 +121,8 @@ class BoardSurvey:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     user_exists: bool = False
     agent_pid: int | None = None
+    listening: bool = False
+    models: bool = False
 
 
 def describe_system(survey: BoardSurvey) -> str:
@@ -160,6 +165,8 @@ def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_
         files=" ".join(map(shlex.quote, files)),
         account=f"if id {layout.user} >/dev/null 2>&1; then say user 1; fi" if layout.user else "",
         agent=find_agent(layout, agent_port),
+        port=f"{agent_port:04X}",
+        models=shlex.quote(layout.models),
     )
     return parse_survey(shell.run(script, SURVEY_TIMEOUT_S, "looking at what is there"))
 
@@ -225,6 +232,8 @@ def parse_survey(text: str) -> BoardSurvey:
             files={path: digest for digest, _, path in (line.partition("  ") for line in facts.get("file", ()))},
             user_exists="user" in facts,
             agent_pid=number("agent_pid"),
+            listening="listening" in facts,
+            models="models" in facts,
         )
     except ValueError as error:
         raise PermanentError(f"the board's answer cannot be understood: {error}") from error

@@ -65,6 +65,7 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
 
         # The package has what the board's own Python and TVM's runtime lack.
         deployed = home.run("model", "deploy", "art", "--board", "v1", "--json").json()
+        assert deployed["command"] == "farm model run art --board v1 --input"
         ((name, shape),) = ZOO["tiny-cnn"].input_shapes.items()
         np.savez(home.path / "x.npz", **{name: np.ones(shape, "float32")})
         done = subprocess.run(

@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 
-from farm.artifacts.deploy import FOLDER, deploy_here, deploy_over_ssh
+from farm.artifacts.deploy import deploy_here, deploy_over_ssh
 from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError
+from farm.provision.layout import MODELS_FOLDER
 from tests.unit.artifacts import LIBRARY, verified, write
 
 
@@ -20,8 +21,8 @@ def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection
     home.mkdir()
     artifact = write(tmp_path / "a", verified=verified())
     done = deploy_over_ssh(artifact, connection, str(home))
-    package = home / FOLDER / "tiny_cnn"
-    assert done.folder == str(home / FOLDER)
+    package = home / MODELS_FOLDER / "tiny_cnn"
+    assert done.folder == str(home / MODELS_FOLDER)
     assert (package / "model.so").read_bytes() == LIBRARY
     assert done.sent_bytes == done.bytes > len(LIBRARY)
     again = deploy_over_ssh(artifact, connection, str(home))
@@ -31,7 +32,7 @@ def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection
     newer = b"\x7fELF, and faster"
     deploy_over_ssh(write(tmp_path / "b", newer, verified=verified(newer)), connection, str(home))
     assert (package / "model.so").read_bytes() == newer
-    assert [path.name for path in (home / FOLDER).iterdir() if not path.name.startswith(".")] == ["tiny_cnn"]
+    assert [path.name for path in (home / MODELS_FOLDER).iterdir() if not path.name.startswith(".")] == ["tiny_cnn"]
 
 
 def test_the_printed_command_imports_nothing_from_the_current_folder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -55,3 +56,19 @@ def test_a_system_installation_and_a_login_without_sudo(
     assert f"0.1.0-abc is installed for the whole system in {system}" in find_failed(report)
     assert "sudo: a password is required" in find_failed(report)
     assert report.state == f"as before: 0.1.0-abc in {system}"
+
+
+def test_a_taken_port_and_deployed_models_are_named(room: pathlib.Path) -> None:
+    """A program on the agent's port ends the installation at its check; a removal names models."""
+    with made_user(room / "home") as home, socket.create_server(("127.0.0.1", 0)) as taken:
+        (home / "tvm-farm-models").mkdir()
+        with running_sshd(room / "sshd", "SetEnv PATH=/nothing:/usr/bin:/bin") as server:
+            (room / "sshd").chmod(0o755)
+            target = make_target("held", dataclasses.replace(server.pinned, user=home.owner()))
+            held = dataclasses.replace(target.options, agent_port=taken.getsockname()[1])
+            job = ProvisioningJob(BundleCache(room), lambda target: "")
+            (report,) = provision_boards([dataclasses.replace(target, options=held)], job)
+            (removed,) = provision_boards([target], dataclasses.replace(job, uninstall=True))
+    assert find_failed(report).startswith("check: another program has the agent's port")
+    assert removed.outcome is ProvisioningOutcome.UNCHANGED
+    assert any(f"deployed models stay in {home}/tvm-farm-models" in note for note in removed.notes)

@@ -9,10 +9,13 @@ import shutil
 
 import pytest
 
+from farm.cli import board_trust, first_contact
 from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError
 from farm.connectivity.ssh_config import split_jump
 from farm.errors import UsageError
 from farm.services.board_doctor import describe_board
+from farm.store import Store
 from farm.values import Ssh
 from tests.board_rows import make_row
 
@@ -88,6 +91,20 @@ def test_what_is_left_open_openssh_s_configuration_says(
     named = to_ssh_address(Ssh("nano-01.lan", "farm", 2222, "~/keys/farm"))
     assert (named.user, named.port, named.key_file, named.agent) == ("farm", 2222, home / "keys/farm", "")
     assert to_ssh_address(Ssh("elsewhere", "")).endpoint == ""
+
+
+def test_host_keys_are_confirmed_and_forgotten_where_they_are_pinned(home: pathlib.Path) -> None:
+    """At the port of OpenSSH's configuration; what is advised is a command that has the option."""
+    (home / ".ssh/config").write_text(CONFIG)
+    board, key = Ssh("nano-01.lan", ""), HostKey("ssh-ed25519", b"\0\0\0\x0bssh-ed25519")
+    known_hosts = KnownHosts(home / "known_hosts")
+    known_hosts.add("nano-01.lan", 2022, key)
+    with Store(home / "farm.db") as store:
+        board_trust._forget(store, known_hosts, "n1", board)
+    assert not known_hosts.find("nano-01.lan", 2022)
+    with pytest.raises(UnknownHostKeyError) as caught:
+        first_contact._require_confirmed(["n1"], to_ssh_address(board), key, (), None)
+    assert caught.value.hint.endswith(f" trust n1 --fingerprint {key.fingerprint}, or host_key in a fleet file.")
 
 
 @pytest.fixture(params=["openssh", "own reader"])
