@@ -119,8 +119,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 # Seconds; larger stores are checked on request only.
 _QUICKLY_CHECKED_BYTES = 256 << 20
 
-# Files and pipes have no width: wide enough that no table is folded.
-_PIPE_WIDTH = 200
+# Files and pipes have no width, unless COLUMNS says one: a row is a line.
+_PIPE_WIDTH = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +140,22 @@ class _Console(Console):
             yield Segment(text if control else foreign.show_controls(text), style, control)
 
 
-stderr = _Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
-stdout = _Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+def make_console(stream: TextIO, **own: Any) -> Console:
+    """Return a console for a stream: as wide as its terminal, or as `COLUMNS` where it is set."""
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdecimal() else _PIPE_WIDTH
+    return _Console(highlight=False, emoji=False, width=width, **own)
+
+
+stderr = make_console(sys.stderr, stderr=True)
+stdout = make_console(sys.stdout)
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table on stdout; in a file its lines end with their last letter."""
+    with stdout.capture() as drawn:
+        stdout.print(table)
+    for line in drawn.get().splitlines():
+        stdout.out(line if stdout.is_terminal else line.rstrip(), highlight=False)
 
 
 def to_stream(stream: TextIO, data: bytes) -> None:

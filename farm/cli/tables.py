@@ -48,9 +48,9 @@ def print_table(
         table.add_column(columns[index], justify=side, overflow="fold", width=least[index] + more)
     for row in cells:
         table.add_row(*(markup.escape(row[index]) for index in shown))
-    output.stdout.print(table)
+    output.print_table(table)
     if missing := [column for index, column in enumerate(columns) if index not in shown]:
-        text = f"this terminal has no room for {', '.join(missing)}; `--json` has all"
+        text = f"there is no room for {', '.join(missing)}; `--json` has all"
         output.stdout.print(text, markup=False)
 
 
@@ -61,7 +61,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
     table.add_column(overflow="fold")
     for fact, value in facts.items():
         table.add_row(markup.escape(fact), markup.escape(value))
-    output.stdout.print(table)
+    output.print_table(table)
 
 
 def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str | int] = ()) -> list[int]:

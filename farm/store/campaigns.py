@@ -291,7 +291,9 @@ class Campaigns(StorePart):
                 self._leave(connection, each, after, NOT_TAKEN)
         return [each.name for each in names if each.wanted != CANCEL]
 
-    def _leave(self, connection: sa.Connection, each: FleetCampaign, after: CampaignState, reason: str) -> None:
+    def _leave(
+        self, connection: sa.Connection, each: campaigns.FleetCampaign, after: CampaignState, reason: str
+    ) -> None:
         update_fleet(connection, each.id, reason=reason, engine=None)
         if after is not each.state:
             set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)

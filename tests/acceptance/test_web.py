@@ -37,13 +37,15 @@ LOOK = """async () => {
   const wide = document.documentElement.clientWidth, faults = [];
   const isCut = (each) => each.scrollWidth > each.clientWidth + 1;
   if (isCut(document.documentElement)) faults.push("the page scrolls sideways");
-  const regions = [...document.querySelectorAll(".scroll")];
+  const regions = [...document.querySelectorAll(".scroll, nav")];
   regions.filter(isCut).forEach((each) => faults.push(`cut: ${each.innerText.slice(0, 80)}`));
   for (const table of document.querySelectorAll("table.rows")) {
     const heads = [...table.querySelectorAll("thead th")].map((each) => each.textContent);
     for (const { dataset, cellIndex } of table.querySelectorAll("tbody td"))
       if (dataset.label !== heads[cellIndex]) faults.push(`${dataset.label} is under ${heads[cellIndex]}`);
   }
+  const isBroken = (each) => each.getClientRects().length > 1;
+  if ([...document.querySelectorAll("td label")].some(isBroken)) faults.push("a label is apart from its button");
   const charts = [...document.querySelectorAll("svg.chart:not(.spark), .uplot canvas")];
   for (const chart of charts) {
     const place = chart.getBoundingClientRect();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_list_fits_the_terminal(
     assert len(words) > 5
     lines = _render(_LISTS[name], width, monkeypatch, capsys).splitlines()
     assert max(map(len, lines)) <= width
-    table = list("\n".join(lines).partition("this terminal has no room")[0].splitlines())
+    table = list("\n".join(lines).partition("there is no room")[0].splitlines())
     assert {word for line in table for word in line.split()} - words <= {"─" * n for n in range(width + 1)}
 
 
@@ -122,3 +123,17 @@ def test_a_long_fact_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsy
     lines = text.splitlines()
     assert len(lines) == 4
     assert all(line.startswith(" " * 11 + "word") for line in lines[1:3])
+
+
+@pytest.mark.parametrize(("columns", "lines"), [("", 1), ("60", 3)])
+def test_a_piped_row_is_a_line(
+    columns: str, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file has no width, unless `COLUMNS` is set; no line ends with spaces."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(output, "stdout", output.make_console(sys.stdout))
+    tables.print_table(("Name", "Why"), [("nano-1", "the fan is replaced, " * 20), ("nano-2", "")], left=(0, 1))
+    said = capsys.readouterr().out.splitlines()
+    assert len([line for line in said if "the fan" in line]) >= lines
+    assert (max(map(len, said)) > 400) is (lines == 1)
+    assert [line for line in said if line != line.rstrip()] == []
