@@ -325,6 +325,7 @@ def _listen(chosen: argparse.Namespace, board: Board, parent: int, listener: soc
         _announcer(chosen, {"port": port, "pid": os.getpid(), "key": board.key}),
         parent=parent if chosen.exit_with_parent else None,
         on_timeout=session.return_exception,
+        before_session=board.look_again,
         state_dir=chosen.state_dir,
     ).run()
 

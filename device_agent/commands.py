@@ -212,7 +212,7 @@ def _power(chosen: argparse.Namespace, board: Board) -> int:
     else:
         print(format_power(trace))
     # Sensors that all fail are an error; a board without sensors is not.
-    return 1 if trace.window is not None and not trace.window.rails else 0
+    return 1 if board.sensor_infos and not (trace.window and trace.window.rails) else 0
 
 
 def format_power(trace: PowerTrace) -> str:

@@ -135,7 +135,7 @@ def _thermal(board: Board) -> Iterator[Check]:
 
 def _power(board: Board) -> Iterator[Check]:
     board.measure_sensors()
-    if not board.power.rails:
+    if not board.sensor_infos:
         yield Check("power", "warning", "no sensor that can be read: power and energy will be unknown, not zero")
         return
     for info in board.sensor_infos:
@@ -144,7 +144,7 @@ def _power(board: Board) -> Iterator[Check]:
         level = "warning" if info.note else "ok"
         yield Check("power", level, f"{info.rail}: {period}, {step}{'; ' if info.note else ''}{info.note}")
     total = board.power.total_rails
-    message = f"{' + '.join(total)} ({board.power.total_scope})" if total else "no rail is the total"
+    message = f"{' + '.join(total)} ({board.power.total_scope})" if total else board.power.note
     yield _check("total power", total, message, "energy per inference will be unknown", "warning")
 
 

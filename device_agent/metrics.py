@@ -128,6 +128,7 @@ class BoardMetrics(Collector):
         yield _gauge("clocks_unsafe", "Whether clocks could not be restored.", {(): bool(clocks.unsafe)})
 
     def _power(self) -> Iterator[Family]:
+        self._board.look_again()
         power_w: dict[str, float] = {}
         for rail in self._board.power.rails:
             with contextlib.suppress(SensorError):

@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import TRUE_FREQ
@@ -47,8 +48,8 @@ def plan_point(platform: Platform, point: OperatingPoint, set_mode: bool = True)
         mode=mode,
         cores=online if point.cores_online is not None else None,
         cpu_hz=_plan_cpu(platform, point, online),
-        gpu_hz=_plan_gpu(platform, point.gpu_freq_hz),
-        memory_hz=_plan_memory(platform, point.memory_freq_hz),
+        gpu_hz=_require_domain(platform.gpu, point.gpu_freq_hz, "GPU"),
+        memory_hz=_require_domain(platform.memory, point.memory_freq_hz, "memory"),
     )
 
 
@@ -112,21 +113,11 @@ def _plan_cpu(platform: Platform, point: OperatingPoint, online: tuple[int, ...]
     return {name: int(hz) for name, hz in wanted.items()}
 
 
-def _plan_gpu(platform: Platform, hz: int | None) -> int | None:
-    if hz is None:
-        return None
-    if platform.gpu is None:
-        raise BadPointError("this board has no GPU clock that can be held")
-    require_listed("the GPU", hz, platform.gpu.read_table_hz())
-    return hz
-
-
-def _plan_memory(platform: Platform, hz: int | None) -> int | None:
-    if hz is None:
-        return None
-    if platform.memory is None:
-        raise BadPointError("this board has no memory clock that can be held")
-    require_listed("the memory clock", hz, platform.memory.read_table_hz())
+def _require_domain(domain: Any, hz: int | None, name: str) -> int | None:
+    if hz is not None:
+        if domain is None:
+            raise BadPointError(f"this board has no {name} clock that can be held")
+        require_listed(f"the {name} clock", hz, domain.read_table_hz())
     return hz
 
 

@@ -170,6 +170,7 @@ class Listener:
         on_ready: Callable[[], None],
         parent: int | None = None,
         on_timeout: Callable[[socket.socket, str], None] | None = None,
+        before_session: Callable[[], None] = lambda: None,
         state_dir: Path | None = None,
     ) -> None:
         self._listener = listener
@@ -177,7 +178,7 @@ class Listener:
         self._tracker = tracker
         self._serve = serve
         self._on_ready: Callable[[], None] | None = on_ready
-        self._on_timeout = on_timeout
+        self._on_timeout, self._before_session = on_timeout, before_session
         self._parent = parent
         self._fences = Fences(None if state_dir is None else state_dir / FILE_NAME)
         self._greetings: list[Greeting] = []
@@ -350,6 +351,7 @@ class Listener:
 
     def _start_session(self, greeting: Greeting, timeout_s: float, now: float) -> None:
         """Fork a session. Raises OSError when the board lacks processes, memory or disk space."""
+        self._before_session()
         self._sessions_served += 1
         folder = self._folder / f"session-{self._sessions_served}"
         folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from device_agent import protocol
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
-from device_agent.errors import AgentError
+from device_agent.errors import AgentError, SensorError
 from device_agent.platforms import board_types, describe, evidence
 from device_agent.platforms.board_time import BoardTime, HostTime
 from device_agent.platforms.board_types import detect
@@ -24,7 +24,7 @@ from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors
 from device_agent.power.meter import MeterRail, add_meter
-from device_agent.power.sensors import find_sensors
+from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.session.plan import HostPace, Marks, Pace
 from device_agent.sysfs import Tree
@@ -83,10 +83,8 @@ class Board:
             simulated = cast("lapse.SimulatedFiles", tree)
             sensor_tree = files = lapse.LookBack(simulated)
             self.time = lapse.find_time(simulated, files)
-        self.power = find_sensors(sensor_tree, facts, access)
-        self._meter = MeterRail(meter) if meter else None
-        if self._meter is not None:
-            self.power = add_meter(self.power, self._meter)
+        self._sensor_tree, self._meter = sensor_tree, MeterRail(meter) if meter else None
+        self.power = self._find_power()
         self.sensor_infos = self.power.infos
         gpu, memory = self.platform.gpu, self.platform.memory
         self.evidence = evidence.Sensors(
@@ -109,6 +107,20 @@ class Board:
     def key(self) -> str:
         """The board's key at the tracker."""
         return f"{self.board_type}/{self.name}"
+
+    def _find_power(self) -> PowerSensors:
+        found = find_sensors(self._sensor_tree, self.facts, self.access)
+        return found if self._meter is None else add_meter(found, self._meter)
+
+    def look_again(self) -> None:
+        """Where no total is known, measure sensors that came, or began to give values, since the last look."""
+        found = self.power if self.power.total_rails else self._find_power()
+        for name in set(found.rails) - set(self.power.rails):
+            with contextlib.suppress(SensorError):
+                found.read(name)
+                self.power = found
+                self.measure_sensors()
+                break
 
     def measure_sensors(self) -> None:
         """Measure each power sensor's update period and step; takes up to 2 s."""

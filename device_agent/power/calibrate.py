@@ -13,7 +13,7 @@ import numpy as np
 
 from device_agent.power.sampler import Collector
 from device_agent.power.sensors import PowerSensors
-from device_agent.power.trace import Array, RailTrace, Trace
+from device_agent.power.trace import Array, RailTrace
 from device_agent.protocol import SensorInfo
 
 # Fast enough for the 6.6 ms of the chip's power-on setting.
@@ -45,7 +45,10 @@ def measure_sensors(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[SensorInfo, ...]:
-    """Watch every sensor for up to `limit_s`; store the result in `sensors.infos` and return it."""
+    """Watch every sensor for up to `limit_s`; store the result in `sensors.infos` and return it.
+
+    A sensor whose every read fails is left out, with the reason in its note.
+    """
     if not sensors.rails:
         return sensors.infos
     collector = Collector(sensors, _RATE_HZ, clock)
@@ -54,7 +57,8 @@ def measure_sensors(
     while (now_s := clock()) < end_s:
         if now_s >= look_s:
             look_s += _LOOK_S
-            if all(changes.size >= _ENOUGH_CHANGES for changes in _changes_by_chip(collector.trace()).values()):
+            chips = group_by_chip(collector.trace().rails).values()
+            if all(sum(rail.change_s.size for rail in rails) >= _ENOUGH_CHANGES for rails in chips):
                 break
         next_s = min(collector.next_s(), end_s)
         if next_s > now_s:
@@ -62,24 +66,24 @@ def measure_sensors(
         for name in collector.read():
             if (current_a := sensors.rail(name).read_current_a()) is not None:
                 currents[name].add(round(current_a, 6))
-    trace = collector.trace()
-    infos = fill_periods(sensors.infos, trace)
+    traces = {rail.rail: rail for rail in collector.trace().rails}
+    periods = {chip: estimate_period(rails) for chip, rails in group_by_chip(traces.values()).items()}
+    # A counter's first read gives no value and no problem.
+    bad = [rail for rail in traces.values() if rail.problem and not rail.reads]
+    failed = {rail.rail: rail.problem.removeprefix(f"{rail.rail}: ") for rail in bad}
     sensors.infos = tuple(
-        dataclasses.replace(info, step_w=_find_step(trace.find(info.rail), currents[info.rail])) for info in infos
+        dataclasses.replace(
+            info,
+            update_period_s=info.update_period_s or periods[traces[info.rail].chip],
+            step_w=_find_step(traces[info.rail], currents[info.rail]),
+            note=f"no energy: {failed[info.rail]}" if info.rail in failed else info.note,
+        )
+        if info.rail in traces
+        else info
+        for info in sensors.infos
     )
+    sensors.leave_out(failed)
     return sensors.infos
-
-
-def fill_periods(infos: tuple[SensorInfo, ...], trace: Trace) -> tuple[SensorInfo, ...]:
-    """Add update periods estimated from `trace` to `infos` without one."""
-    periods = {chip: estimate_period(rails) for chip, rails in _by_chip(trace).items()}
-    chips = {rail.rail: rail.chip for rail in trace.rails}
-    return tuple(
-        info
-        if info.update_period_s is not None or info.rail not in chips
-        else dataclasses.replace(info, update_period_s=periods[chips[info.rail]])
-        for info in infos
-    )
 
 
 def estimate_period(rails: Iterable[RailTrace]) -> float | None:
@@ -136,12 +140,12 @@ def _sharpen(period: float, change_s: Array) -> float:
     return float(period * (1 + offsets[best])) if agreement[best] > _IN_PHASE else period
 
 
-def _find_step(trace: RailTrace | None, currents_a: set[float]) -> float | None:
+def _find_step(trace: RailTrace, currents_a: set[float]) -> float | None:
     """The smallest difference between values in W; None for too few values.
 
     A product of voltage and current takes many close values; then the current's step is the true one.
     """
-    if trace is None or trace.values_w.size == 0:
+    if trace.values_w.size == 0:
         return None
     step_w = smallest_difference(trace.values_w)
     step_a = smallest_difference(np.array(sorted(currents_a)))
@@ -158,12 +162,9 @@ def smallest_difference(values: Array) -> float | None:
     return float(differences.min()) if differences.size >= _MIN_VALUES - 1 else None
 
 
-def _by_chip(trace: Trace) -> dict[str, list[RailTrace]]:
+def group_by_chip(rails: Iterable[RailTrace]) -> dict[str, list[RailTrace]]:
+    """Return the rails of each chip."""
     chips: dict[str, list[RailTrace]] = {}
-    for rail in trace.rails:
+    for rail in rails:
         chips.setdefault(rail.chip, []).append(rail)
     return chips
-
-
-def _changes_by_chip(trace: Trace) -> dict[str, Array]:
-    return {chip: np.concatenate([rail.change_s for rail in rails]) for chip, rails in _by_chip(trace).items()}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.power.calibrate import estimate_period, smallest_difference
+from device_agent.power.calibrate import estimate_period, group_by_chip, smallest_difference
 from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import Array, RailTrace, Trace
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
@@ -182,9 +182,7 @@ def integrate(
     if not sensors.rails:
         return None
     known = {info.rail: info for info in infos or sensors.infos}
-    chips: dict[str, list[RailTrace]] = {}
-    for rail in trace.rails:
-        chips.setdefault(rail.chip, []).append(rail)
+    chips = group_by_chip(trace.rails)
     estimate_chip = functools.cache(lambda chip: estimate_period(chips[chip]))
     alive = {chip: any(rail.changed.any() for rail in rails) for chip, rails in chips.items()}
     powers: dict[str, RailPower] = {}

@@ -6,7 +6,7 @@ Reading over time is in `sampler.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.errors import SensorError
@@ -109,6 +109,12 @@ class PowerSensors:
     @property
     def rails(self) -> tuple[str, ...]:
         return tuple(self._rails)
+
+    def leave_out(self, names: Container[str]) -> None:
+        """Drop rails that cannot be read; a total with one of them is unknown."""
+        if lost := [name for name in self.total_rails if name in names]:
+            self.total_rails, self.total_scope, self.note = (), "", f"no energy: {', '.join(lost)} cannot be read"
+        self._rails = {name: rail for name, rail in self._rails.items() if name not in names}
 
     def rail(self, name: str) -> Rail:
         return self._rails[name]

@@ -94,10 +94,6 @@ class Recorder:
         self._bad_s: list[float] = []
         self._problem = ""
 
-    @property
-    def reads(self) -> int:
-        return self._reads
-
     def add(self, time_s: float, value_w: float) -> bool:
         """Add a good read; return whether its value is new."""
         self._reads += 1

@@ -251,11 +251,11 @@ class AgentHops:
         rails = ", ".join(about.rails) or "none"
         summary = f"{len(about.thermal_zones)} thermal zones; power: {rails}"
         notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
-        if not about.rails or not about.total_rails:
-            return Doubt(summary, "Without a rail that is the total, energy is unknown, not zero.")
         if slow := probe_rules.find_slow_sensors(about.sensors, kind.power.update_period_s):
             notes.append(slow)
-        return Doubt(f"{summary}; {'; '.join(notes)}") if notes else summary
+        has_total = about.rails and about.total_rails
+        advice = "" if has_total else "Without a rail that is the total, energy is unknown, not zero."
+        return Doubt("; ".join([summary, *notes]), advice) if notes or advice else summary
 
     def _kernel(self) -> str:
         kernel = self.require_kernel()

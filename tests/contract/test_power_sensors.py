@@ -232,6 +232,16 @@ def test_a_sensor_that_does_not_change_has_no_period(case: Case) -> None:
     assert [(info.update_period_s, info.step_w) for info in infos] == [(None, None)] * len(infos)
 
 
+def test_a_sensor_whose_every_read_fails_is_left_out(case: Case) -> None:
+    """There is no energy then, and its note says why; what is left has values."""
+    sensors, [rail, *_] = case.find(), case.total
+    case.paths(rail)[0].write_text("garbage")
+    [info] = (each for each in calibrate.measure_sensors(sensors, 0.5, case.clock, case.clock.sleep) if each.note)
+    assert (info.rail, info.note.startswith("no energy: "), sensors.total_rails) == (rail, True, ())
+    assert set(sensors.rails) == set(case.rails) - {rail}
+    assert rail in sensors.note
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "0x12", "nan", "1e99", "99999999999", "-5000", "12 34"])
 def test_values_that_cannot_be_are_bad_reads(case: Case, text: str) -> None:
     """Counted, never used, and never zero."""

@@ -210,6 +210,33 @@ def test_a_kernel_is_run_and_the_board_given_back(
     agent.stop()
 
 
+def test_sensors_are_looked_for_again(
+    home: pathlib.Path, store: Store, tracker: Any, start_agent: Callable[..., Agent], tmp_path: pathlib.Path
+) -> None:
+    """One that fails from the start gives no energy, and both doctors say why; the next session finds what has come."""
+    options = ("--root", str(tmp_path), "--board-type", "jetson-nano")
+    agent = start_agent(*options, "--tracker", f"{tracker.host}:{tracker.port}")
+    key = agent.key.replace("local", "jetson-nano")
+    device = tmp_path / "sys/bus/i2c/devices/6-0040"
+    (device / "iio:device0").mkdir(parents=True)
+    (device / "name").write_text("ina3221x")
+    for channel, text in enumerate(("garbage", "600", "700")):
+        (device / f"iio:device0/in_power{channel}_input").write_text(text)
+
+    def check() -> str:
+        [sensors] = (each for each in run_agent(home, store, tracker, key) if each.name == "sensors")
+        return sensors.detail
+
+    assert "POM_5V_IN: no energy: POM_5V_IN is not a number" in check()
+    command = [sys.executable, "-m", "device_agent", "doctor", *options]
+    doctor = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    assert "no energy: POM_5V_IN is not a number" in doctor
+    assert "no energy: POM_5V_IN cannot be read" in doctor
+    (device / "iio:device0/in_power0_input").write_text("3000")
+    assert "no energy" not in check()
+    agent.stop()
+
+
 def test_an_older_agent_is_told_from_one_that_does_not_answer(
     home: pathlib.Path, store: Store, tracker: Any, tmp_path: pathlib.Path
 ) -> None:
