@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 import stat
@@ -14,9 +15,11 @@ from farm.campaign.engine.state import engine_lock
 from farm.connectivity.services_state import services_lock
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
+from farm.report import results
 from farm.search import proof
 from farm.settings import STORE_FILE, Settings, StoreLocation
 from farm.store import Store, database, soundness, sqlite
+from farm.sweep import stored
 
 SCHEMA = database.HEAD
 # The store before the last restore.
@@ -123,7 +126,7 @@ def check(home: Path) -> list[str]:
         if problems := soundness.find_damage(path):
             return problems
         Store(path).close()  # migrates an older schema, as any command does
-        problems = soundness.find_problems(path)
+        problems = soundness.find_problems(path) or _find_unreadable(path)
         if stat.S_IMODE(path.stat().st_mode) & 0o007:
             problems.append(f"other users may read {path}: chmod o-rwx {path}")
         return problems
@@ -132,8 +135,24 @@ def check(home: Path) -> list[str]:
 def check_any(settings: Settings) -> list[str]:
     """Check the farm's store of either kind; see `check` and `soundness.find_server_problems`."""
     if isinstance(location := settings.store_location, str):
-        return soundness.find_server_problems(location)
+        return soundness.find_server_problems(location) or _find_unreadable(location)
     return check(settings.home_path)
+
+
+def _find_unreadable(location: StoreLocation) -> list[str]:
+    """Describe rows that the readers of commands and pages refuse."""
+    logging.getLogger("farm.store.session").setLevel(logging.ERROR)  # the result says it
+    with Store(location) as store:
+        each, sweeps = store.session.read_each, store.sweeps.fetch()
+        store.boards.fetch()
+        store.campaigns.fetch()
+        store.records.fetch(simulated=None)
+        store.workloads.fetch_by_hash([key for key, _ in store.workloads.fetch_names()])
+        each("the sweep", sweeps, lambda sweep: (stored.summarise(sweep), stored.grid_from_dict(sweep.grid)))
+        each("the goal of sweep", sweeps, lambda sweep: stored.goal_from_dict(sweep.goal))
+        each("the visits of sweep", sweeps, lambda sweep: stored.read_visits(store.sweeps.fetch_points(sweep.id)))
+        each("the result", store.results.fetch(limit=store.results.count()), results.read_figures)
+        return [*store.session.unreadable][: soundness.MOST_PROBLEMS]
 
 
 def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
@@ -199,7 +218,7 @@ def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") ->
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
             raise UsageError(f"{source} is no store of a farm", _BACKUP_HINT)
     Store(part).close()
-    if problems := soundness.find_problems(part):
+    if problems := soundness.find_problems(part) or _find_unreadable(part):
         raise PermanentError(f"{source} is no whole store: {problems[0]}", hint)
     with contextlib.closing(sqlite3.connect(part)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")  # one file, so that one rename puts it in place

@@ -192,7 +192,7 @@ def resume(
 def list_sweeps() -> output.Document:
     """List the sweeps in the store, the newest first."""
     with options.open_store_to_show() as store:
-        rows = [stored.summarise(row) for row in store.sweeps.fetch()]
+        rows = store.session.read_each("the sweep", store.sweeps.fetch(), stored.summarise)
     yield rows
     tables.print_table(
         ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ _PRICE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{3})\s*")
 _BATTERY = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(Wh|kWh|J|kJ)\s*")
 _JOULES = {"Wh": 3600.0, "kWh": 3.6e6, "J": 1.0, "kJ": 1e3}
 _A_MILLION = 1e6
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +61,24 @@ def say_latency(figure: Figure) -> str:
 
 def read_doubt(result: StoredResult) -> str:
     """Return why not to rely on a result's latencies; "" where nothing was found against them."""
-    document = result.document["models"][0] if result.kind == BENCH else result.document
-    return str(document.get("doubt") or "")
+    return str(_read_model(result).get("doubt") or "")
+
+
+def _read_model(result: StoredResult) -> Mapping[str, Any]:
+    return (result.document.get("models") or [{}])[0] if result.kind == BENCH else result.document
 
 
 def list_figures(result: StoredResult) -> list[Figure]:
-    """Return the figures of a result's programs, ours first."""
+    """Return the figures of a result's programs, ours first; none, with a warning, of one that cannot be read."""
+    try:
+        return read_figures(result)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        _log.warning("result %d cannot be read (`farm db check` says more): %r", result.id, error)
+        return []
+
+
+def read_figures(result: StoredResult) -> list[Figure]:
+    """As `list_figures`, but raise LookupError, TypeError, ValueError or AttributeError."""
     doubt = read_doubt(result)
     return [dataclasses.replace(each, doubt=doubt) for each in _list_figures(result)]
 
@@ -133,8 +147,7 @@ def list_differences(one: StoredResult, other: StoredResult) -> list[str]:
 
 
 def _list_conditions(result: StoredResult) -> dict[str, str]:
-    document = result.document
-    model = document["models"][0] if result.kind == BENCH else document
+    document, model = result.document, _read_model(result)
     return {
         "model": result.model,
         "SHA-256 of the model": str(model.get("sha256") or "")[:12],

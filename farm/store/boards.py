@@ -234,7 +234,7 @@ class Boards(StorePart):
 
     def _list(self, query: sa.Select[Any]) -> list[documents.BoardInfo]:
         rows, now = self._db.rows(query), self._db.clock()
-        return [to_board(row, now) for row in rows]
+        return self._db.read_each("the board", rows, lambda row: to_board(row, now))
 
     def fetch_power(self) -> dict[str, dict[str, Any]]:
         """Power commands by board; boards without any are left out."""

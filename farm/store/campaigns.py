@@ -5,6 +5,7 @@ What an engine does about an order lives in `farm.campaign`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import NAME_RULE, is_name
 from farm import foreign
-from farm.errors import InternalError, UsageError
+from farm.errors import InternalError, PermanentError, UsageError
 from farm.store import schema
 from farm.store.session import StorePart, StoreSession
 from farm.store.workloads import Workloads
@@ -134,12 +135,15 @@ class Campaigns(StorePart):
         query = select_fleet().order_by(schema.campaigns.c.id)
         if over is not None:
             query = query.where(_IS_OVER if over else ~_IS_OVER)
-        return [to_campaign(row) for row in self._db.rows(query)]
+        return self._read(query)
 
     def fetch_page(self, limit: int, offset: int) -> tuple[list[campaigns.FleetCampaign], int]:
         """A page of fleet campaigns, newest first, and their total."""
         query = select_fleet().order_by(schema.campaigns.c.id.desc()).limit(limit).offset(offset)
-        return [to_campaign(row) for row in self._db.rows(query)], self._db.count(schema.fleet_campaigns)
+        return self._read(query), self._db.count(schema.fleet_campaigns)
+
+    def _read(self, query: sa.Select[Any]) -> list[campaigns.FleetCampaign]:
+        return self._db.read_each("the campaign", self._db.rows(query), to_campaign)
 
     def require(self, name: str) -> campaigns.FleetCampaign:
         """One of them by name. Raises UsageError listing the names."""
@@ -399,7 +403,11 @@ def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampai
 def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     """Campaigns that are not over, oldest first."""
     query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
-    return [to_campaign(row) for row in connection.execute(query).mappings()]
+    found = []
+    for row in connection.execute(query).mappings():
+        with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
+            found.append(to_campaign(row))
+    return found
 
 
 def _find(connection: sa.Connection, name: str) -> campaigns.FleetCampaign | None:

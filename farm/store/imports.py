@@ -70,17 +70,8 @@ class Imports(StorePart):
         table = schema.trials
         trials: list[tuple[Trial, float]] = []
         for record in records:
-            rows = self._db.rows(
-                sa.select(table)
-                .where(
-                    table.c.workload == record.workload,
-                    table.c.board_type == record.board_type,
-                    table.c.operating_point == record.operating_point,
-                    table.c.simulated == record.simulated,
-                    table.c.candidate == record.candidate,
-                )
-                .order_by(table.c.id)
-            )
+            same = (table.c[name] == getattr(record, name) for name in schema.OF_CANDIDATE)
+            rows = self._db.rows(sa.select(table).where(*same).order_by(table.c.id))
             trials += [(_to_trial(row), float(row["recorded_at"])) for row in rows]
         hashes = sorted({record.workload for record in records})
         workloads = tuple(self._workloads.fetch_by_hash(hashes).values())
@@ -155,7 +146,7 @@ class Imports(StorePart):
     def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:
         """Whether a candidate was tried here, with any result."""
         table = schema.trials
-        same = (table.c[name] == value for name, value in zip(_PLACE, place, strict=True))
+        same = (table.c[name] == value for name, value in zip(schema.OF_CANDIDATE, place, strict=True))
         query = sa.select(table.c.id).where(*same, schema.is_own_trial()).limit(1)
         return connection.execute(query).first() is not None
 
@@ -182,9 +173,6 @@ class Imports(StorePart):
         )
         assert done.inserted_primary_key
         return int(done.inserted_primary_key[0])
-
-
-_PLACE = ("workload", "board_type", "operating_point", "simulated", "candidate")
 
 
 def _place(trial: Trial) -> tuple[str, str, str, bool, str]:

@@ -202,6 +202,7 @@ def _make_engine(url: str) -> sa.Engine:
         pool_timeout=database.BUSY_TIMEOUT_S,
         pool_pre_ping=True,
         json_serializer=_dump_json,
+        json_deserializer=schema.load_json,
         # Options in the URL take precedence.
         connect_args={"options": options.strip()} | {name: value for name, value in ours.items() if name not in said},
     )

@@ -211,8 +211,7 @@ def _select_proofs() -> sa.Select[Any]:
 
 def _proves() -> sa.ColumnElement[bool]:
     trials, records = schema.trials, schema.records
-    names = ("workload", "board_type", "operating_point", "simulated", "candidate")
-    return sa.and_(*(trials.c[name] == records.c[name] for name in names))
+    return sa.and_(*(trials.c[name] == records.c[name] for name in schema.OF_CANDIDATE))
 
 
 def _is_kept() -> sa.ColumnElement[bool]:

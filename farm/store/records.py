@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
+from farm.errors import InternalError
 from farm.store import schema
 from farm.store.session import StorePart
 from farm.values import UNTUNED, ModelDecision, Record
@@ -104,12 +105,14 @@ class StoredRecords(StorePart):
 
     def fetch(self, **choice: Unpack[RecordCriteria]) -> list[Record]:
         """Selected records, by board type and falling FLOP; only real ones by default."""
-        return [to_record(row) for row in self._db.rows(self._choose(choice))]
+        return self._read(self._choose(choice))
 
     def fetch_page(self, limit: int, offset: int, **choice: Unpack[RecordCriteria]) -> tuple[list[Record], int]:
         """A page of these, in the same order, and their total."""
-        rows = self._db.rows(self._choose(choice).limit(limit).offset(offset))
-        return [to_record(row) for row in rows], self.count(**choice)
+        return self._read(self._choose(choice).limit(limit).offset(offset)), self.count(**choice)
+
+    def _read(self, query: sa.Select[Any]) -> list[Record]:
+        return self._db.read_each("the record of", self._db.rows(query), to_record)
 
     def count(self, **choice: Unpack[RecordCriteria]) -> int:
         count = sa.func.count().label("count")
@@ -212,18 +215,14 @@ class StoredRecords(StorePart):
 
 def is_of(record: Record) -> sa.ColumnElement[bool]:
     """The condition for a record's own row."""
-    table = schema.records
-    return (
-        (table.c.workload == record.workload)
-        & (table.c.board_type == record.board_type)
-        & (table.c.operating_point == record.operating_point)
-        & (table.c.simulated == record.simulated)
-    )
+    return sa.and_(*(column == getattr(record, column.name) for column in schema.records.primary_key))
 
 
 def to_record(row: dict[str, Any]) -> Record:
     """Convert a record's row with its workload's `name`, `flop` and `pipeline`."""
     kept = {key: value for key, value in row.items() if key not in ("name", "target")}
+    if row["origin"] is not None and not isinstance(row["origin"]["store"], str):
+        raise InternalError("its origin names no store")
     return Record(**kept, workload_name=row["name"])
 
 
@@ -238,10 +237,5 @@ def _select_records() -> sa.Select[Any]:
 
 def _was_tried(campaign: int | None) -> sa.ColumnElement[bool]:
     trials, table = schema.trials, schema.records
-    return sa.exists().where(
-        trials.c.campaign == campaign,
-        trials.c.board_type == table.c.board_type,
-        trials.c.workload == table.c.workload,
-        trials.c.operating_point == table.c.operating_point,
-        trials.c.candidate == table.c.candidate,
-    )
+    same = (trials.c[name] == table.c[name] for name in schema.OF_CANDIDATE)
+    return sa.exists().where(trials.c.campaign == campaign, *same)

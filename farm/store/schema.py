@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -303,6 +304,9 @@ trial_counts = sa.Table(
     sa.Column("trials", Integer, nullable=False),
 )
 
+# What a trial and the record of its candidate share.
+OF_CANDIDATE = ("workload", "board_type", "operating_point", "simulated", "candidate")
+
 # Old versions did not check boards' times: a median outside these bounds is no time that a run takes.
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
 
@@ -325,6 +329,14 @@ def is_wrong(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:
     """Whether a trial of this farm computed a wrong result; those of other farms condemn no candidate here."""
     # A literal: SQLite uses a partial index only if it can match the condition.
     return (of.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")) & is_own_trial(of)
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON column; the text itself where Python cannot parse it, which no reader takes."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from farm.closing import Closing
-from farm.errors import StoreFaultError
+from farm.errors import InternalError, PermanentError, StoreFaultError
 from farm.settings import StoreLocation
 from farm.store import database
 from farm.store.clock import Instant
 
 # SQLite takes 32766 values in one statement; older builds of it take 999.
 VALUES_AT_ONCE = 500
+# What readers raise for values that no farm writes.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, InternalError, PermanentError)
+R = TypeVar("R")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class StoreSession(Closing):
@@ -39,6 +45,8 @@ class StoreSession(Closing):
         self.database = database.open_database(location)
         self.engine = self.database.engine
         self._writer: sa.Connection | None = None
+        # What `read_each` left out, in order.
+        self.unreadable: dict[str, None] = {}
 
     def close(self) -> None:
         self.database.close()
@@ -58,6 +66,20 @@ class StoreSession(Closing):
         names, rows = self._fetch(query)
         # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def read_each(self, kind: str, rows: Iterable[R], read: Callable[[R], T]) -> list[T]:
+        """What `read` makes of rows; one that it cannot read is left out, noted and logged as a `kind` of thing."""
+        found = []
+        for row in rows:
+            try:
+                found.append(read(row))
+            except _UNREADABLE as error:
+                name = (row.get("name") or row.get("id")) if isinstance(row, Mapping) else getattr(row, "id", "")
+                text = f"{kind} {name} cannot be read: {' '.join(str(error).split())[:200]}"
+                if text not in self.unreadable:
+                    _log.warning("left out: %s (`farm db check` lists all)", text)
+                self.unreadable[text] = None
+        return found
 
     def read(self, query: sa.Select[Any], kind: Callable[..., T]) -> list[T]:
         """Fetch the rows of a query as `kind`, which takes the columns in their order."""

@@ -266,6 +266,7 @@ def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
     """Values that no farm writes: wrong type, invalid JSON, non-finite numbers, invalid UTF-8."""
+    connection.create_function("is_read", 2, _is_read, deterministic=True)
     for table in schema.metadata.sorted_tables:
         for column in table.c:
             kinds = next(names for kind, names in _TYPES if isinstance(column.type, kind))
@@ -283,18 +284,28 @@ def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
                 wrong += f" OR {name} NOT BETWEEN {' AND '.join(map(repr, _find_bounds(column)))}"
             elif isinstance(column.type, sa.Integer) and not isinstance(column.type, sa.Boolean):
                 wrong += f" OR {name} NOT BETWEEN {-_MOST_INTEGER} AND {_MOST_INTEGER}"
+            if kinds == ("text",):
+                wrong += f" OR NOT is_read(CAST({name} AS BLOB), {isinstance(column.type, sa.JSON)})"
             query = f'SELECT count(*), min(rowid) FROM "{table.name}" WHERE {name} IS NOT NULL AND ({wrong})'  # noqa: S608
             count, first = connection.execute(query).fetchone()
             if count:
                 yield f"{table.name}.{column.name} cannot be right in {count} rows, the first of them {first}"
-            elif isinstance(column.type, sa.JSON):
-                yield from _find_too_deep(connection, table.name, column.name)
     (identities, longest) = connection.execute("SELECT count(*), max(length(id)) FROM identity").fetchone()
     if identities != 1 or not 0 < longest <= _LONGEST_IDENTITY:
         yield f"it has {identities} identities where a store has one"
     for (token,) in connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'leases'"):
         if not is_token(token):
             yield "its counter of leases is used up"
+
+
+def _is_read(data: bytes, is_json: int) -> bool:
+    """Whether Python reads a text, and writes the value of JSON again, which is not nested too deep."""
+    with contextlib.suppress(ValueError, RecursionError):
+        text = data.decode()
+        value = json.loads(text) if is_json else text
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        return not is_json or text.count("{") + text.count("[") <= _MOST_NESTED or _is_flat(value)
+    return False
 
 
 def is_token(value: object) -> bool:
@@ -308,21 +319,8 @@ def _find_bounds(column: sa.Column[Any]) -> tuple[float, float]:
     return (0.0, _LATEST_S) if is_date else (-_MOST_FLOAT, _MOST_FLOAT)
 
 
-def _find_too_deep(connection: sqlite3.Connection, table: str, column: str) -> Iterator[str]:
-    """JSON too deep for Python's parser; reads only rows with many brackets."""
-    opened = f"""length("{column}") - length(replace(replace("{column}", '{{', ''), '[', ''))"""
-    query = f'SELECT rowid, "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL AND {opened} > {_MOST_NESTED}'  # noqa: S608
-    deep = [row for row, text in connection.execute(query) if not _is_flat(text)]
-    if deep:
-        yield f"{table}.{column} is nested too deep in {len(deep)} rows, the first of them {deep[0]}"
-
-
-def _is_flat(text: bytes) -> bool:
-    depth = 0
-    try:
-        level: list[Any] = [json.loads(text)]
-    except RecursionError:
-        return False
+def _is_flat(value: Any) -> bool:
+    depth, level = 0, [value]
     while level:
         depth += 1
         if depth > _MOST_NESTED:

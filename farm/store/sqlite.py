@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from farm import folders
 from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
-from farm.store import database
+from farm.store import database, schema
 from farm.store.clock import Instant, read_clock
 
 # How long to wait for another command's transaction.
@@ -105,7 +105,10 @@ class SqliteDatabase:
             raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", self.hint) from error
         _keep_private(path)
         self.engine = sa.create_engine(
-            sa.URL.create("sqlite", database=str(path)), creator=lambda: _connect(path), poolclass=sa.QueuePool
+            sa.URL.create("sqlite", database=str(path)),
+            creator=lambda: _connect(path),
+            poolclass=sa.QueuePool,
+            json_deserializer=schema.load_json,
         )
         sa.event.listen(self.engine, "begin", _begin)
         sa.event.listen(self.engine, "checkin", _drop_if_still)

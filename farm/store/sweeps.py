@@ -138,7 +138,7 @@ class Sweeps(StorePart):
         return self._list(query), self._db.count(schema.sweeps)
 
     def _list(self, query: sa.Select[Any]) -> list[documents.StoredSweep]:
-        return [documents.StoredSweep(**row) for row in self._db.rows(query)]
+        return self._db.read_each("the sweep", self._db.rows(query), lambda row: documents.StoredSweep(**row))
 
     def require(self, sweep: int) -> documents.StoredSweep:
         """One sweep, as in `fetch`. Raises UsageError for an unknown one."""

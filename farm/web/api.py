@@ -144,7 +144,8 @@ def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSON
     """List sweeps, the newest first, as `farm sweep list --json` does."""
     with _view(request).stores.lend() as store:
         rows, total = store.sweeps.fetch_page(limit, offset)
-    return _page(request, [stored.summarise(row) for row in rows], total, limit, offset)
+        found = store.session.read_each("the sweep", rows, stored.summarise)
+    return _page(request, found, total, limit, offset)
 
 
 @router.get("/sweeps/{sweep}", responses=_answer(documents.SweepInFull))

@@ -241,10 +241,11 @@ def list_sweeps(request: Request, page: PageNumber = 1) -> HTMLResponse:
     """Show sweeps, the newest first."""
     with get_view(request).stores.lend() as store:
         rows, total = store.sweeps.fetch_page(PER_PAGE, (page - 1) * PER_PAGE)
+        sweeps = store.session.read_each("the sweep", rows, stored.summarise)
     return show(
         request,
         "sweeps.html",
-        sweeps=[stored.summarise(row) for row in rows],
+        sweeps=sweeps,
         turning=turn(request, page, total, PER_PAGE),
         command="farm sweep list",
     )
@@ -266,7 +267,8 @@ def show_sweep(
         goal = _read_goal(own, deadline, max_power, objective)
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
-        choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
+        rows = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
+        choices = store.session.read_each("the sweep", rows, stored.summarise)
     latest = f"{goal.deadline_s * 1e3:.6g}ms" if goal.deadline_s else "none"
     most = f"{goal.max_power_w:.6g}W" if goal.max_power_w else "none"
     return show(
@@ -274,7 +276,7 @@ def show_sweep(
         "sweep.html",
         document=document,
         other=other,
-        choices=[stored.summarise(row) for row in choices],
+        choices=choices,
         beside=beside,
         answers=sweep_answer.write_answers(document),
         goal=goal,

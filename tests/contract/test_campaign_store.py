@@ -77,7 +77,7 @@ def test_an_order_that_cannot_be_read_names_its_campaign(store: Store, place: St
     assert repr(campaign_document.summarise(store.campaigns.require("fleet"))["budget"]) == "{'board_s': 3600}"
     execute(place, """UPDATE fleet_campaigns SET budget = '{"trials": "many"}'""")
     with pytest.raises(PermanentError, match=r"'fleet' cannot be read: budget\.trials"):
-        store.campaigns.fetch()
+        store.campaigns.require("fleet")
 
 
 def test_workloads_come_back_for_each_board_type(store: Store) -> None:

@@ -249,6 +249,14 @@ def test_a_module_that_would_crash_its_reader_is_found_among_others() -> None:
     assert "does not come before it" in found[circular.hash]
 
 
+def _call(home: pathlib.Path, *words: str) -> tuple[int, str]:
+    """Return the exit code and what was said; of a success, its result alone."""
+    command = [sys.executable, "-c", "from farm.cli.main import main; main()", *words]
+    environment = os.environ | {"FARM_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + ("" if "--json" in words else done.stderr)
+
+
 def test_the_check_finds_and_removes_what_came_in_before(
     store: Store, known: tuple[Workload, list[Any]], tmp_path: pathlib.Path
 ) -> None:
@@ -316,17 +324,6 @@ def test_hostile_files_of_metaschedules_are_refused(
         exchange.read_database(folder, "local", DEFAULT_POINT, simulated=False, pipeline="graph/2")
 
 
-def _call(home: pathlib.Path, *words: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from farm.cli.main import main; main()", *words],
-        env=os.environ | {"FARM_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:
     """The error says what is looked for."""
     with pytest.raises(UsageError) as caught:
@@ -335,11 +332,9 @@ def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:
 
 
 def run_farm(home: pathlib.Path, *arguments: str) -> str:
-    command = [sys.executable, "-c", "from farm.cli.main import main; main()", "record", *arguments]
-    environment = os.environ | {"FARM_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, said = _call(home, "record", *arguments)
+    assert code == 0, said
+    return said
 
 
 def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path) -> None:

@@ -7,11 +7,15 @@ import pathlib
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from device_agent.protocol import Outcome, Status
+from farm import backup
+from farm.errors import PermanentError
 from farm.points.values import Goal, Objective, PointMeasurement
+from farm.report import results
 from farm.store import Store, schema
 from farm.sweep import stored
 from farm.values import Record, Trial
@@ -61,6 +65,8 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
             )
         )
         store.events.add("kind", "c", "message")
+        about = {"model": "mlp", "board": "nano-01", "board_type": "jetson-nano", "device": "cpu", "by": "ann"}
+        store.results.add("bench", {"models": [{"variants": {}}]}, simulated=True, **about)
         store.trials.add_doubt("nano-01", 0, "it was slow")
         sweep = store.sweeps.start(
             command="sweep run",
@@ -123,6 +129,39 @@ def test_a_spoilt_store_is_said_to_be_spoilt(
                 complaints.append(f"{seed}: {done}: {text}")
     assert not complaints, "\n".join(complaints)
     assert not list((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (f"boards SET labels = '{{\"a\": {'9' * 6000}}}'", lambda store: store.boards.fetch()),
+        ("boards SET labels = '{\"a\": 1e999}'", lambda store: store.boards.fetch()),
+        ("boards SET history = '{\"a\": 1}'", lambda store: store.boards.fetch()),
+        ("boards SET state_reason = CAST(x'fffe' AS TEXT)", None),
+        ("""fleet_campaigns SET "order" = '{}'""", lambda store: store.campaigns.fetch()),
+        ("records SET origin = '{\"store\": 1}'", lambda store: store.records.fetch(simulated=None)),
+        ("sweeps SET grid = '{}'", None),
+        ("results SET document = '{}'", lambda store: results.list_figures(store.results.require(1))),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_a_row_that_no_command_reads_stops_its_own_line(
+    good: pathlib.Path, tmp_path: pathlib.Path, change: str, lines: Callable[[Store], Sequence[object]] | None
+) -> None:
+    """A list leaves it out, `farm db check` names it, and a restore refuses the store."""
+    home = tmp_path / "home"
+    home.mkdir()
+    with contextlib.closing(sqlite3.connect(good)) as connection, connection:
+        connection.execute(f"UPDATE {change} WHERE rowid = 1")
+    shutil.copy(good, home / "farm.db")
+    if lines is not None:
+        with Store(home / "farm.db") as store:
+            assert not lines(store)
+    [problem] = [each for each in backup.check(home) if "chmod" not in each]
+    assert "cannot be" in problem
+    (home / "farm.db").unlink()
+    with pytest.raises(PermanentError, match="no whole store"):
+        backup.put_back(home, good)
 
 
 def test_a_sound_store_is_not_accused(
