@@ -30,7 +30,7 @@ from farm.artifacts.verify import compare
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import cores, tvm_env
-from farm.search.graph import half_precision, pipeline
+from farm.search.graph import pipelines
 
 BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
@@ -46,9 +46,9 @@ def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--models", default=MODELS, help=f"zoo names or ONNX files (default: {MODELS})")
     parser.add_argument("--board-type", default=BOARD_TYPE, help=f"(default: {BOARD_TYPE})")
-    ways = ",".join((*half_precision.KNOWN, BYTES))
+    ways = ",".join((*pipelines.KNOWN, BYTES))
     parser.add_argument(
-        "--weights", default=half_precision.FLOAT32, help=f"of {ways}: as `farm model` takes them, or 8 bits"
+        "--weights", default=pipelines.FLOAT32, help=f"of {ways}: as `farm model` takes them, or 8 bits"
     )
     options = parser.parse_args()
     if options.quick:
@@ -78,7 +78,7 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
     if weights == BYTES:
         model, _ = quantised(model)
     else:
-        kind = pipeline.store_weights(kind, weights)
+        kind = pipelines.store_weights(kind, weights)
     assert kind.target is not None
     compiled = compile_model(
         model.source.load(), model.shapes, kind.target.to_tvm(), kind.pipeline, (), kind.link_triple
@@ -87,7 +87,7 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
     wanted = onnxruntime.InferenceSession(floats.source.onnx_bytes).run(None, dict(values))
     core = cores.core_of(kind.target.to_tvm())
     # An FMA is two operations, on four numbers in float32.
-    peak = 2 * core.fma_per_cycle(core.vector_bits) * core.lanes(2 if weights == half_precision.FP16 else 4)
+    peak = 2 * core.fma_per_cycle(core.vector_bits) * core.lanes(2 if weights == pipelines.FP16 else 4)
     hz = float((kind.clusters[0].freqs_hz or (core.freq_hz,))[-1])
     operations = sum(each.workload.flop * each.workload.weight for each in compiled.served)
     rows = []

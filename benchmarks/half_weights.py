@@ -21,7 +21,7 @@ from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs, resolve_inputs
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.source import ModelSource
-from farm.search.graph import half_precision, pipeline
+from farm.search.graph import pipelines
 
 DENSE = "dense"
 _FEATURES = 4096
@@ -44,8 +44,8 @@ def measure(options: Any) -> dict[str, Any]:
     settings = farm.settings.load()
     models = [read_model(name) for name in options.models.split(",")]
     built: list[dict[str, _farm.Built]] = [{} for _ in models]
-    for weights in half_precision.KNOWN:
-        kind = pipeline.store_weights(require_board_type("local"), weights)
+    for weights in pipelines.KNOWN:
+        kind = pipelines.store_weights(require_board_type("local"), weights)
         with _farm.builder(settings, kind, 0) as build:
             for model, ways in zip(models, built, strict=True):
                 ways[weights] = build(model)
@@ -80,8 +80,8 @@ def describe(timed: dict[str, _farm.Timing]) -> dict[str, Any]:
     return {
         "latency_ms": {name: _machine.spread(timing.samples, 1e3) for name, timing in timed.items()},
         "ratio": {
-            weights: _machine.round_to(medians[weights] / medians[half_precision.FLOAT32], 3)
-            for weights in (half_precision.BF16, half_precision.BF16_ALL)
+            weights: _machine.round_to(medians[weights] / medians[pipelines.FLOAT32], 3)
+            for weights in (pipelines.BF16, pipelines.BF16_ALL)
         },
     }
 

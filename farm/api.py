@@ -36,7 +36,7 @@ from farm.report import campaign_page
 from farm.report.campaign_document import make_document, make_report
 from farm.report.campaign_table import summary_line
 from farm.search import gpus
-from farm.search.graph import pipeline
+from farm.search.graph import pipelines
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign
@@ -387,7 +387,7 @@ class Optimization:
         shapes = [f"{name}={','.join(map(str, sizes))}" for name, sizes in model.shape.items()]
         opened = open_model(model.zoo or str(model.path), shapes, next(iter(model.batch), None))
         opened.source.require_float(spec.weights)
-        kind = pipeline.store_weights(gpus.require_device(require_board_type(LOCAL), spec.device), spec.weights)
+        kind = pipelines.store_weights(gpus.require_device(require_board_type(LOCAL), spec.device), spec.weights)
         request = OneModelRequest(
             "optimize",
             to_variants(opened)[0],

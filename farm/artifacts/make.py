@@ -36,8 +36,7 @@ from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
 from farm.search import target as search_target
 from farm.search.cores import find_clock_factor
-from farm.search.graph import half_precision
-from farm.search.graph import pipeline as graph_pipeline
+from farm.search.graph import half_precision, pipelines
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, ModelDecision, Record, is_for_gpu
@@ -359,7 +358,7 @@ def find_algorithm(workload: str) -> str:
 
 
 def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeights:
-    asked = graph_pipeline.require_pipeline(pipeline).weights
+    asked = pipelines.require_pipeline(pipeline).weights
     halved = [
         each
         for each in compiled.served

@@ -24,7 +24,7 @@ from farm.points.grid import Coupling, GridRequest, format_point, is_default, pl
 from farm.points.requests import find_clocks
 from farm.points.values import GridPoint
 from farm.search.gpus import require_device
-from farm.search.graph import pipeline
+from farm.search.graph import pipelines
 from farm.types.documents import BoardInfo
 from farm.values import DEFAULT_POINT, Health, State
 
@@ -144,8 +144,8 @@ def choose_boards(
     faults: list[tuple[Place, str]] = []
     for index, name in enumerate(spec.boards.types):
         try:
-            board_type = pipeline.make_exact(require_board_type(name, types), spec.search.exact)
-            board_type = pipeline.store_weights(require_device(board_type, spec.device), spec.weights)
+            board_type = pipelines.make_exact(require_board_type(name, types), spec.search.exact)
+            board_type = pipelines.store_weights(require_device(board_type, spec.device), spec.weights)
             mine = _filter(rows, board_type, spec.boards)
             by_energy = f"objective: {spec.objective}" if spec.objective != "latency" else ""
             needing = by_energy or ("a budget in joules" if spec.budget.joules is not None else "")

@@ -18,8 +18,7 @@ from farm.models import inputs as model_inputs
 from farm.models import quantise, trained, zoo
 from farm.report import campaign_rows
 from farm.search import default_schedule
-from farm.search.graph import importer
-from farm.search.graph import pipeline as graph_pipeline
+from farm.search.graph import importer, pipelines
 
 
 @output.command
@@ -173,7 +172,7 @@ def show(
     summary = model_inputs.summarise(proto, inputs)
 
     source.require_float(weights)
-    kind = graph_pipeline.store_weights(named, weights)
+    kind = pipelines.store_weights(named, weights)
 
     failure: UsageError | None = None
     obstacles: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory import board_types
 from farm.search import gpus
-from farm.search.graph import half_precision, pipeline
+from farm.search.graph import pipelines
 from farm.settings import Settings
 from farm.units import format_bytes, format_latency, format_number
 
@@ -91,8 +91,8 @@ def compile_(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         chosen, for_virtual = _choose_type(store, board_type, board, simulated)
-    own = pipeline.make_exact(chosen, exact)
-    kinds = [pipeline.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
+    own = pipelines.make_exact(chosen, exact)
+    kinds = [pipelines.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
     places.require_place(out)
     found = given_model.open_model(model, shape or (), batch, trust_model)
     found.source.require_float(weights)
@@ -319,19 +319,19 @@ def _say_latency(latency_s: float, source: str) -> str:
 def _say_weights(manifest: Manifest) -> str:
     """Whose weights are in 16 bits, and what that saves, for people."""
     weights, of = manifest.weights, len(manifest.workloads)
-    if pipeline.require_pipeline(manifest.pipeline).weights != weights.asked:
+    if pipelines.require_pipeline(manifest.pipeline).weights != weights.asked:
         return (
             "all weights are float32: the model went through the graph pipeline "
             f"{manifest.pipeline}, which stores none in 16 bits"
         )
-    if not weights.workloads and weights.asked == half_precision.BF16_ALL:
+    if not weights.workloads and weights.asked == pipelines.BF16_ALL:
         return "all weights are float32: no workload has any that can be in 16 bits"
     if not weights.workloads:
         return (
             "all weights are float32: no workload is predicted to gain by 16 bits (--weights bf16-all takes all that "
             "can be)"
         )
-    if weights.asked == half_precision.FP16:
+    if weights.asked == pipelines.FP16:
         return (
             f"{weights.workloads} of {of} workloads compute in 16 bits; weights take {weights.bytes / 1e6:.1f} MB in "
             f"place of {2 * weights.bytes / 1e6:.1f}; `farm model verify` says what error that makes"

@@ -16,7 +16,7 @@ from farm.cli.campaign_options import CampaignScreen
 from farm.inventory import board_types
 from farm.quickstart import run as job
 from farm.report import quickstart_page
-from farm.search.graph import pipeline
+from farm.search.graph import pipelines
 from farm.units import seconds_scale
 
 # The wait for another farm that measures on this machine; its campaign may take hours.
@@ -60,7 +60,7 @@ def quickstart(
             request = job.QuickstartRequest(
                 source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
             )
-            kind = pipeline.make_exact(board_types.require_board_type("local"), exact)
+            kind = pipelines.make_exact(board_types.require_board_type("local"), exact)
             document = job.run(request, settings, store, kind, screen)
         finally:
             screen.close()

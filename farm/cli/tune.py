@@ -20,7 +20,7 @@ from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_rows
 from farm.search import gpus
-from farm.search.graph import pipeline
+from farm.search.graph import pipelines
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def tune(
         opened = given_model.open_model(model, shape or (), batch, trust_model)
         source = opened.source
         source.require_float(weights)
-        own = pipeline.store_weights(gpus.require_device(pipeline.make_exact(kind, exact), device), weights)
+        own = pipelines.store_weights(gpus.require_device(pipelines.make_exact(kind, exact), device), weights)
         variants = plan_models.to_variants(opened)
         try:
             request = one_model.OneModelRequest(

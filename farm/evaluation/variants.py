@@ -13,7 +13,7 @@ from farm.artifacts.manifest import Artifact
 from farm.errors import FarmError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models import quantise
-from farm.search.graph import half_precision, pipeline
+from farm.search.graph import pipelines
 from farm.settings import Settings
 from farm.store import Store
 
@@ -22,7 +22,7 @@ INT8 = "int8"
 
 def read_precisions(text: str) -> list[str]:
     """Parse names such as `float32,int8`. Raises UsageError."""
-    known = (*half_precision.KNOWN, INT8)
+    known = (*pipelines.KNOWN, INT8)
     wanted = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not wanted or (unknown := [word for word in wanted if word not in known]):
         raise UsageError(f"--weights: there is no {unknown[0] if wanted else text!r}", f"Known: {', '.join(known)}.")
@@ -55,7 +55,7 @@ def make_variants(
                 source = dataclasses.replace(opened.source, onnx_bytes=data)
                 order = make.CompileOrder(dataclasses.replace(opened, source=source), kind)
             else:
-                order = make.CompileOrder(opened, pipeline.store_weights(kind, name))
+                order = make.CompileOrder(opened, pipelines.store_weights(kind, name))
             order = dataclasses.replace(order, simulated=simulated, labels=labels)
             made[name] = make.make_artifact(order, folder / name, settings, store, say)
         except (UsageError, PermanentError) as error:

@@ -11,7 +11,7 @@ from farm.errors import UsageError
 from farm.metaschedule.tvm_objects import load_for_script
 from farm.models import inputs as model_inputs
 from farm.models.source import resolve_model
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def farm_pipeline(name: str) -> Any:
     Inside `with database:` it also applies the database's schedules and packs weights; a FarmDatabase then needs the
     same `pipeline`. Raises UsageError for an unknown name; so does the pass, for a model that TVM cannot compile.
     """
-    wanted = pipeline.require_pipeline(name)
+    wanted = pipelines.require_pipeline(name)
 
     def run(module: Any, _: Any) -> Any:
         target = tvm.target.Target.current()

@@ -14,7 +14,7 @@ import tvm
 from farm.search import gpus, traces
 from farm.search.families import rule
 from farm.search.families.family import Plan
-from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.pipelines import PIPELINES
 from farm.search.target import make_target
 from farm.search.tvm_env import ms
 from farm.values import Workload

@@ -17,7 +17,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 from farm.search import target as search_target
 from farm.search.families import facts
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import half_precision, importer, in_place_concat, recurrent
+from farm.search.graph import half_precision, importer, in_place_concat, pipelines, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 from farm.values import COMPUTED_PREFIX, Workload
@@ -128,8 +128,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
     """Extract the workloads of a module after the graph pipeline, the heaviest first."""
-    pipelines = graph_pipeline.PIPELINES
-    known = pipelines.get(pipeline)
+    known = pipelines.PIPELINES.get(pipeline)
     kernel_layout = known.layout[1] if known and known.layout else "OIHW"
     pipeline = known.tuned_as if known else pipeline
     found = []
@@ -169,7 +168,7 @@ class Prepared:
 
     module: Any
     target: Any
-    pipeline: graph_pipeline.GraphPipeline
+    pipeline: pipelines.GraphPipeline
     workloads: list[Workload]
 
 
@@ -180,7 +179,7 @@ def prepare_model(
     compile_target = search_target.make_target(target_config)
     with compile_target:
         module = importer.import_onnx(model, shapes)
-    module, used = graph_pipeline.prepare(module, compile_target, graph_pipeline.require_pipeline(pipeline_name))
+    module, used = graph_pipeline.prepare(module, compile_target, pipelines.require_pipeline(pipeline_name))
     return Prepared(module, compile_target, used, extract(module, compile_target, target_config, used.name))
 
 

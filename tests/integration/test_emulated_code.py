@@ -346,7 +346,7 @@ def compile_small_model(
     from farm.models import quantise
     from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
     from farm.models.source import resolve_model
-    from farm.search.graph.pipeline import store_weights
+    from farm.search.graph.pipelines import store_weights
 
     kind = store_weights(require_board_type(board_type), weights)
     assert kind.target is not None

@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import zoo
 from farm.search import target, tvm_env
-from farm.search.graph import folding, importer, obstacles, pipeline
+from farm.search.graph import folding, importer, obstacles, pipeline, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.exported_graphs import GRAPHS, Shapes, Writer, quantised, unrolled_loop, yolo_head
 from tests.integration.onnx_graphs import make_model, node, random
@@ -33,7 +33,7 @@ def test_an_exported_model_computes_what_onnx_runtime_computes(
     """Shapes, If and Loop that follow from the inputs' shapes are folded, and the result is that of the model given."""
     model, shapes = build()
     host = target.make_target(target.host_target(1))
-    module, used = pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/2"))
+    module, used = pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
     executable = tvm.compile(pipeline.finish(module, host, None, used), target=host)
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type

@@ -19,7 +19,7 @@ from farm.search.build import builder
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import algorithms, pipeline, winograd
-from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from tests.integration.test_gpu_families import _RUN
 from tests.integration.test_winograd import ONES, convolve, error_of, make_data

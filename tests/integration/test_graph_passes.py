@@ -11,7 +11,7 @@ import pytest
 
 from farm.models import inputs as model_inputs
 from farm.search import cores, target, tvm_env, workloads
-from farm.search.graph import bindings, channel_padding, importer, pipeline
+from farm.search.graph import bindings, channel_padding, importer, pipeline, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 
@@ -27,7 +27,7 @@ def host() -> Any:
 
 def prepare(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/2"))
+    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
 
 
 def run(model: onnx.ModelProto, host: Any) -> list[str]:

@@ -17,7 +17,7 @@ from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
 from farm.search import target, tvm_env, workloads
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 
@@ -171,7 +171,7 @@ def host() -> Any:
 
 def prepared(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/1"))
+    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/1"))
 
 
 def largest_error(model: onnx.ModelProto, host: Any) -> float:

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from farm.models.reference import open_session
 from farm.search import target, tvm_env
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from tests.onnx_suite import judging
 from tests.onnx_suite.cases import Case
 
@@ -379,7 +379,7 @@ def test_integer_products_are_shifted_where_the_core_multiplies_signed_bytes() -
     assert {str(each.ty.dtype.dtype) for each in module["main"].params} == {"uint8"}
     assert "uint8" not in {str(c.args[0].ty.dtype) for c in pipeline._list_calls(module) if c.op.name == "relax.matmul"}
     host = target.make_target(target.host_target(1))
-    prepared, used = pipeline.prepare(module, host, pipeline.require_pipeline("graph/2"))
+    prepared, used = pipeline.prepare(module, host, pipelines.require_pipeline("graph/2"))
     executable = tvm.compile(pipeline.finish(prepared, host, None, used), target=host)
     found = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, case.inputs.values()))
     for ours, wanted in zip(found, case.outputs, strict=True):

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.errors import ModelRefusedError, UsageError
 from farm.search import target, tvm_env
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from farm.search.workloads import prepare_model
 
 tvm = tvm_env.load()
@@ -111,7 +111,7 @@ def compare(cases: Sequence[Case], opset: int, behind: bool = False) -> tuple[li
     options.log_severity_level = 4
     wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
     module = importer.import_onnx(model, {name: array.shape for name, array in values.items()})
-    module, used = pipeline.prepare(module, HOST, pipeline.require_pipeline("graph/1"))
+    module, used = pipeline.prepare(module, HOST, pipelines.require_pipeline("graph/1"))
     executable = tvm.compile(pipeline.finish(module, HOST, None, used), target=PLAIN)
     machine = tvm.relax.VirtualMachine(executable, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(values[value.name]) for value in model.graph.input))
@@ -341,7 +341,7 @@ def test_groups_far_from_zero_are_normalised_exactly(opset: int, count: int) -> 
     far, scales = RNG.uniform(999.9, 1000.1, (1, 8, 6, 6)).astype("float32"), image(count)
     model, _ = make_model([case("GroupNormalization", far, held=[scales, scales], num_groups=2)], opset, False)
     module = importer.import_onnx(model, {"GroupNormalization0_x0": far.shape})
-    module, used = pipeline.prepare(module, HOST, pipeline.require_pipeline("graph/1"))
+    module, used = pipeline.prepare(module, HOST, pipelines.require_pipeline("graph/1"))
     executable = tvm.compile(pipeline.finish(module, HOST, None, used), target=PLAIN)
     result = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(far))
     found = result.numpy() if hasattr(result, "numpy") else result[0].numpy()

@@ -16,7 +16,7 @@ from farm.models.source import ModelSource, resolve_model
 from farm.quickstart import run as quickstart
 from farm.search import target as targets
 from farm.search import workloads
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from farm.values import DEFAULT_POINT, Record, Workload
 from tests.integration.one_search import OneSearch
 
@@ -40,7 +40,7 @@ def found(source: ModelSource, config: dict[str, Any]) -> list[Workload]:
     """Its workloads."""
     target = targets.make_target(config)
     module = importer.import_onnx(source.load(), shapes(source))
-    module, used = pipeline.prepare(module, target, pipeline.require_pipeline(PIPELINE))
+    module, used = pipeline.prepare(module, target, pipelines.require_pipeline(PIPELINE))
     return workloads.extract(module, target, config, used.name)
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from farm.errors import UsageError
 from farm.search import target as targets
 from farm.search import tvm_env, workloads
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS = 6
@@ -81,7 +81,7 @@ def run(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any,
 
     target = targets.make_target(targets.host_target(1))
     prepared, used = pipeline.prepare(
-        importer.import_onnx(model, {"x": x.shape}), target, pipeline.require_pipeline("graph/2")
+        importer.import_onnx(model, {"x": x.shape}), target, pipelines.require_pipeline("graph/2")
     )
     kinds = {each.kind for each in workloads.extract(prepared, target, {}, used.name)}
     assert "dense" in kinds  # the product of the inputs; the loops are no workloads
@@ -111,7 +111,7 @@ def test_gates_are_polynomials_where_the_pipeline_has_them(pipeline_name: str, c
     x = np.random.default_rng(2).standard_normal((*CASES["lstm"].sizes[:2], INPUTS), dtype="float32")
     target = targets.make_target(targets.host_target(1))
     imported = importer.import_onnx(model, {"x": x.shape})
-    prepared, used = pipeline.prepare(imported, target, pipeline.require_pipeline(pipeline_name))
+    prepared, used = pipeline.prepare(imported, target, pipelines.require_pipeline(pipeline_name))
     loop = next(f for v, f in prepared.functions_items() if v.name_hint.startswith("lstm"))
     assert (used.name, loop.script().count("T.sigmoid(")) == (pipeline_name, calls)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})

@@ -21,7 +21,7 @@ from farm.models import source
 from farm.search import target, tvm_env, workloads
 from farm.search.build import builder
 from farm.search.candidates import Candidate
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from farm.values import Workload, operator_kind
 from tests.integration.one_search import OneSearch
 
@@ -36,7 +36,7 @@ def extract(model: onnx.ModelProto, pipeline_name: str = "graph/1") -> list[Work
     compile_target = target.make_target(TARGET)
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     module, used = pipeline.prepare(
-        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline(pipeline_name)
+        importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline(pipeline_name)
     )
     return workloads.extract(module, compile_target, TARGET, used.name)
 

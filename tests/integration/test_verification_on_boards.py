@@ -22,7 +22,7 @@ from farm.search import target, tvm_env, workloads
 from farm.search.build import builder
 from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
-from farm.search.graph import importer, pipeline
+from farm.search.graph import importer, pipeline, pipelines
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
@@ -105,7 +105,7 @@ def workload(host: dict[str, object]) -> Workload:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     compile_target = target.make_target(host)
     module, used = pipeline.prepare(
-        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline("graph/1")
+        importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline("graph/1")
     )
     return workloads.extract(module, compile_target, host, used.name)[0]
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.search import target, tvm_env
-from farm.search.graph import bindings, half_precision, importer, pipeline
+from farm.search.graph import bindings, half_precision, importer, pipeline, pipelines
 from tests.integration.onnx_graphs import random, run_onnx_runtime
 
 tvm = tvm_env.load()
@@ -101,8 +101,8 @@ def test_widened_models_compute_what_onnx_runtime_computes() -> None:
     """Types of inputs and outputs stay. A cast to float16 still overflows."""
     config = target.host_target(1)
     host = target.make_target(config)
-    module, _ = pipeline.prepare(import_for("x86_64-linux-gnu", "znver4"), host, pipeline.require_pipeline("graph/2"))
-    executable = tvm.compile(pipeline.finish(module, host, None, pipeline.require_pipeline("graph/2")), target=host)
+    module, _ = pipeline.prepare(import_for("x86_64-linux-gnu", "znver4"), host, pipelines.require_pipeline("graph/2"))
+    executable = tvm.compile(pipeline.finish(module, host, None, pipelines.require_pipeline("graph/2")), target=host)
     values = VALUES | {"large": np.array([1e5, 0.1], "float32")}
     found = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, values.values()))
     for ours, theirs in zip(found, run_onnx_runtime(make_model(), values), strict=True):

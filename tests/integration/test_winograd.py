@@ -15,7 +15,7 @@ from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import algorithms, pipeline, winograd
-from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.values import Workload

@@ -6,7 +6,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
-from farm.search.graph import pipeline
+from farm.search.graph import pipelines
 from farm.values import read_pipeline
 
 
@@ -15,21 +15,21 @@ def test_a_name_says_what_a_pipeline_is() -> None:
     it is exact, and how it stores weights, is read from names alone, of an unknown one nothing. The error lists the
     known ones.
     """
-    plain, exact = (pipeline.require_pipeline(name) for name in ("graph/2", pipeline.exact("graph/2")))
+    plain, exact = (pipelines.require_pipeline(name) for name in ("graph/2", pipelines.exact("graph/2")))
     assert (exact.winograd, exact.polynomials) == ("exact", False)
     assert (exact.layout, exact.prepack, exact.canonical) == (plain.layout, plain.prepack, plain.canonical)
-    assert pipeline.exact("graph/1") == "graph/1"
-    for name, each in pipeline.PIPELINES.items():
+    assert pipelines.exact("graph/1") == "graph/1"
+    for name, each in pipelines.PIPELINES.items():
         exact, weights = read_pipeline(name)
         assert (exact, weights or "float32") == (each.winograd == "exact", each.weights)
     assert read_pipeline("graph/9-odd") == (False, None)
     with pytest.raises(UsageError, match="graph/2-exact"):
-        pipeline.require_pipeline("graph/9")
+        pipelines.require_pipeline("graph/9")
 
 
 def test_board_types_name_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt name would stop the first command that tunes. Who has records of an older pipeline goes on with it."""
     for kind in load_board_types().values():
-        assert pipeline.require_pipeline(kind.pipeline).canonical
+        assert pipelines.require_pipeline(kind.pipeline).canonical
     monkeypatch.setenv("FARM_GRAPH_PIPELINE", "graph/1")
     assert {kind.pipeline for kind in load_board_types().values()} == {"graph/1"}

@@ -13,7 +13,7 @@ from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.search import cores
 from farm.search.families.dense import step_cycles
-from farm.search.graph import half_precision, pipeline
+from farm.search.graph import half_precision, pipelines
 
 NANO = {"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
 AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
@@ -58,27 +58,27 @@ def test_what_would_be_no_number_is_not_rounded(bad: float) -> None:
 def test_pipelines_differ_in_their_weights_alone() -> None:
     """Each way to store weights has its pipeline, plain and exact; workloads name that of float32."""
     for name in ("graph/2", "graph/2-exact"):
-        plain = pipeline.require_pipeline(name)
-        for weights in half_precision.KNOWN[1:]:
-            own = pipeline.require_pipeline(f"{name}-{weights}")
+        plain = pipelines.require_pipeline(name)
+        for weights in pipelines.KNOWN[1:]:
+            own = pipelines.require_pipeline(f"{name}-{weights}")
             assert own == dataclasses.replace(plain, name=own.name, weights=weights)
             assert own.tuned_as == plain.tuned_as == name
-    assert pipeline.exact("graph/2-bf16") == "graph/2-exact-bf16"
+    assert pipelines.exact("graph/2-bf16") == "graph/2-exact-bf16"
 
 
 def test_a_board_type_stores_weights_as_it_is_told() -> None:
     """float32 changes nothing; GPUs take fp16 alone; unknown words and cores without 16-bit arithmetic are refused."""
     kind = require_board_type("jetson-nano")
-    assert pipeline.store_weights(kind, "float32") == kind
-    assert pipeline.store_weights(kind, "bf16").pipeline == "graph/2-bf16"
-    assert pipeline.store_weights(require_board_type("raspberry-pi-5"), "fp16").pipeline == "graph/2-fp16"
+    assert pipelines.store_weights(kind, "float32") == kind
+    assert pipelines.store_weights(kind, "bf16").pipeline == "graph/2-bf16"
+    assert pipelines.store_weights(require_board_type("raspberry-pi-5"), "fp16").pipeline == "graph/2-fp16"
     with pytest.raises(UsageError, match="--weights 'fp8' is unknown"):
-        pipeline.store_weights(kind, "fp8")
+        pipelines.store_weights(kind, "fp8")
     with pytest.raises(UsageError, match="cortex-a57 cannot compute in 16 bits"):
-        pipeline.store_weights(kind, "fp16")
+        pipelines.store_weights(kind, "fp16")
     with pytest.raises(UsageError, match="gpu/2 cannot store weights as bf16"):
-        pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "bf16")
-    assert pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "fp16").pipeline == "gpu/2-fp16"
+        pipelines.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "bf16")
+    assert pipelines.store_weights(kind.model_copy(update={"pipeline": "gpu/2"}), "fp16").pipeline == "gpu/2-fp16"
 
 
 def test_widening_takes_cycles_that_multiply() -> None:

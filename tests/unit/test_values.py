@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.protocol import Outcome, Status
 from farm.search import gpus
-from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.pipelines import PIPELINES
 from farm.values import DEFAULT_POINT, Board, Trial, is_for_gpu
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from farm.search.cores import Core
 from farm.search.families import facts
 from farm.search.families.dense import Dense, Grouped
 from farm.search.graph import algorithms, bindings, folding
+from farm.search.graph.pipelines import BF16_ALL, FLOAT32, FP16, Weights
 
 FLOAT16 = "float16"
 # LLVM's features for arithmetic on float16 vectors, by architecture; Arm's is optional since Armv8.2.
@@ -98,15 +99,6 @@ def _require_finite(expression: Any) -> None:
             "Remove --weights fp16 or choose --weights bf16.",
         )
 
-
-Weights = Literal["float32", "bf16", "bf16-all", "fp16"]
-# As in the model; bfloat16 weights where that is predicted to gain; bfloat16 weights in all register tiles; all
-# arithmetic in float16.
-FLOAT32: Weights = "float32"
-BF16: Weights = "bf16"
-BF16_ALL: Weights = "bf16-all"
-FP16: Weights = "fp16"
-KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
 
 DTYPE = "bfloat16"
 # The prefix of workload names with such weights.

@@ -7,16 +7,14 @@ compares them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
-from farm.errors import ModelRefusedError, UsageError
-from farm.inventory.board_types import BoardType
+from farm.errors import ModelRefusedError
 from farm.search import gpus
 from farm.search.graph import (
     algorithms,
@@ -35,8 +33,8 @@ from farm.search.graph import (
     transposes,
     winograd,
 )
+from farm.search.graph.pipelines import BF16, BF16_ALL, FP16, PIPELINES, GraphPipeline
 from farm.search.tvm_errors import find_reason
-from farm.values import is_for_gpu
 
 # Calls that the executable makes itself; any other needs a function.
 _CALLS = frozenset(
@@ -135,95 +133,13 @@ def _short(call: Any) -> str:
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphPipeline:
-    """A graph pipeline and its options.
-
-    `layout` is the data and kernel layout of convolutions, None for the model's own. `prepack` packs weights.
-    `canonical` brings functions to the form of the schedule families. `winograd` allows Winograd's algorithm, `exact`
-    only where it rounds no worse than a direct convolution. `polynomials` vectorises exponentials and similar functions
-    instead of calling the C library. `weights` selects half precision.
-    """
-
-    name: str
-    layout: tuple[str, str] | None
-    prepack: bool
-    canonical: bool = False
-    winograd: Literal["never", "exact", "any"] = "never"
-    polynomials: bool = False
-    weights: half_precision.Weights = half_precision.FLOAT32
-
-    @property
-    def tuned_as(self) -> str:
-        """The pipeline that its workloads name: a function itself shows how its weights are stored."""
-        return self.name.removesuffix(f"-{self.weights}")
-
-
-_FLOAT32 = (
-    # The fastest measured on x86 and estimated on Arm: see benchmarks/graph_pipeline.py.
-    GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
-    GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
-    # For GPUs: weights keep their layout and are read in rows.
-    GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="any"),
-    GraphPipeline(gpus.EXACT_PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="exact"),
-    GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
-    GraphPipeline("graph/1-nchw", None, prepack=True),
-    GraphPipeline("graph/1-plain", None, prepack=False),
-)
-_HALVED = (
-    dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)
-    for p in _FLOAT32
-    if p.canonical
-    for weights in (half_precision.KNOWN[1:] if p.prepack else (half_precision.FP16,))
-)
-PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
-
-
-def require_pipeline(name: str) -> GraphPipeline:
-    """Return the pipeline called `name`. Raises UsageError that lists the known ones."""
-    try:
-        return PIPELINES[name]
-    except KeyError:
-        raise UsageError(f"no graph pipeline {name!r}; known: {', '.join(PIPELINES)}") from None
-
-
-def exact(name: str) -> str:
-    """Return the name of the pipeline like `name`, without what rounds worse than the model."""
-    pipeline = require_pipeline(name)
-    if pipeline.winograd != "any":
-        return name
-    wanted = dataclasses.replace(pipeline, winograd="exact", polynomials=False)
-    return next(each for each, p in PIPELINES.items() if p == dataclasses.replace(wanted, name=each))
-
-
-def make_exact(kind: BoardType, wanted: bool) -> BoardType:
-    """Return the board type, with the `exact` variant of its graph pipeline where `wanted`."""
-    return kind.model_copy(update={"pipeline": exact(kind.pipeline)}) if wanted else kind
-
-
-def store_weights(kind: BoardType, weights: str) -> BoardType:
-    """Return the board type with the graph pipeline that stores weights so. Raises UsageError where there is none."""
-    if weights not in half_precision.KNOWN:
-        raise UsageError(f"--weights {weights!r} is unknown", f"Known: {', '.join(half_precision.KNOWN)}.")
-    own = require_pipeline(kind.pipeline)
-    for name, each in PIPELINES.items():
-        if each == dataclasses.replace(own, name=name, weights=weights):
-            if weights == half_precision.FP16 and kind.target is not None and not is_for_gpu(name):
-                half_precision.require(kind.target.to_tvm())
-            return kind.model_copy(update={"pipeline": name})
-    raise UsageError(
-        f"the graph pipeline {own.name} cannot store weights as {weights}",
-        "CPU pipelines such as graph/2 can; those of GPUs only compute in fp16.",
-    )
-
-
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
     """Bring an imported module to the form whose functions are tuned; return it with the pipeline used.
 
     Falls back to the NCHW pipeline where TVM cannot convert the model's layout, or an operator would have no code.
     Raises ModelRefusedError that names the operators where that fails too.
     """
-    if pipeline.weights == half_precision.FP16:
+    if pipeline.weights == FP16:
         half_precision.require(target.export())
     tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
     operators: list[str] = []
@@ -268,7 +184,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
             passes += [transform.ConvertLayout(layouts), bindings.fold_shapes()]
     if pipeline.canonical:
         passes.append(transposes.sink())
-        if pipeline.weights == half_precision.FP16:
+        if pipeline.weights == FP16:
             passes.append(half_precision.compute())
         passes += [channel_padding.widen(target), attention.pad(target)]
     if pipeline.winograd != "never":
@@ -286,7 +202,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
         passes += [strip_fusion.join(target), canonical.canonicalise_all(), channel_padding.pad_all(target)]
-    if pipeline.weights in (half_precision.BF16, half_precision.BF16_ALL):
+    if pipeline.weights in (BF16, BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:
         return tvm.transform.Sequential(passes)(module)

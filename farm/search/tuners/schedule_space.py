@@ -24,7 +24,7 @@ from farm.search.build import lowering
 from farm.search.candidates import Candidate
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction, read_mark
-from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.pipelines import PIPELINES
 from farm.search.target import make_target
 from farm.search.tuners.correction import Floats, Plans
 from farm.search.tuners.cost_model import Features
