@@ -14,8 +14,8 @@ _LATEST_S = 1e11
 
 DURATION_EXAMPLES = "90s, 10m, 1.5h"
 
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_UNITS_S = {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]*)")
 
 
 @dataclasses.dataclass(frozen=True)

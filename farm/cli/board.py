@@ -50,10 +50,18 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the boa
 
 @app.command("list")
 @output.command
-def list_boards() -> output.Document:
+def list_boards(
+    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this type.")] = "",
+    state: Annotated[State | None, typer.Option("--state", help="Only boards in this state.")] = None,
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only boards with it; repeatable.")
+    ] = None,
+) -> output.Document:
     """List the boards. Each with state, health, and who holds it since when."""
+    kind = inventory_board_types.require_board_type(board_type).name if board_type else ""
+    wanted = standing.BoardFilters(board_type=kind, state=state or "", labels=_read_labels(labels or []))
     with options.open_store() as store:
-        boards = store.boards.fetch()
+        boards = list(filter(wanted.matches, store.boards.fetch()))
     _note_age(boards)
     yield boards
     tables.print_table(
@@ -74,7 +82,9 @@ def list_boards() -> output.Document:
         ],
         left=(0, 1, 2, 3, 4, 5, 6, 7, 8),
         spare=("Labels", "Last seen", "Simulated"),
-        empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
+        empty="no such boards"
+        if wanted.chooses
+        else "no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
     )
 
 

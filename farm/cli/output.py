@@ -278,7 +278,9 @@ def run(work: Callable[[], None], debug: bool) -> None:
         raise SystemExit(1) from None
     except OSError as error:
         _drop_stdout()
-        _fail(f"{error}\n  Is FARM_HOME, --out or the output on a full or read-only disk?", 3, debug)
+        where = f"{error.filename}: " if error.filename else ""
+        hint = "Is FARM_HOME, --out or the output on a full or read-only disk, or in a folder that is not there?"
+        _fail(f"{where}{error.strerror or error}\n  {hint}", 3, debug)
     except Exception as error:  # noqa: BLE001 - edge of the process: a bug of ours; say so, and where to look
         if problem := _find_store_problem():
             hint = "`farm db check` lists what is; `farm restore FILE` puts a backup in its place."

@@ -59,7 +59,9 @@ def read_dataset(folder: Path, task: str, labels: Sequence[str], classes: int, l
             tables = list_files(folder, (".csv",))
             found = _read_csv(tables[0], labels, classes) if tables else _read_folders(folder, labels, classes)
         if not found:
-            raise UsageError(f"{folder} holds no data", _HINTS[task])
+            pictures = len(list_files(folder, images.SUFFIXES))
+            said = f"{pictures} images without labels" if pictures else "no data"
+            raise UsageError(f"{folder} holds {said}", _HINTS[task])
         if 0 < limit < len(found):
             found = [found[index * len(found) // limit] for index in range(limit)]
         for path in (each.path for each in found if each.path.suffix.lower() != _ARRAYS):

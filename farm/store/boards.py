@@ -227,11 +227,6 @@ class Boards(StorePart):
         table = schema.boards.c
         return self._list(select_boards().where(table.name.in_(sorted(names))).order_by(table.name))
 
-    def fetch_page(self, limit: int, offset: int) -> tuple[list[documents.BoardInfo], int]:
-        """A page of boards by name, as in `fetch`, and their total."""
-        page = select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset)
-        return self._list(page), self._db.count(schema.boards)
-
     def _list(self, query: sa.Select[Any]) -> list[documents.BoardInfo]:
         rows, now = self._db.rows(query), self._db.clock()
         return self._db.read_each("the board", rows, lambda row: to_board(row, now))

@@ -67,14 +67,13 @@ class Results(StorePart):
     ) -> list[StoredResult]:
         """Return results, the newest first; "" chooses all."""
         table = schema.results
-        wanted = {"kind": kind, "model": model, "board_type": board_type}
         query = sa.select(*(table.c[name] for name in StoredResult._fields)).order_by(table.c.id.desc())
-        query = query.where(*(table.c[name] == value for name, value in wanted.items() if value))
+        query = query.where(*_choose(kind, model, board_type))
         return self._db.read(query.limit(limit).offset(offset), StoredResult)
 
-    def count(self) -> int:
-        """Return the number of results."""
-        return self._db.count(schema.results)
+    def count(self, *, kind: str = "", model: str = "", board_type: str = "") -> int:
+        """Return the number of results; "" counts all."""
+        return self._db.count(schema.results, *_choose(kind, model, board_type))
 
     def require(self, result: int) -> StoredResult:
         """Return one result. Raises UsageError for an unknown one."""
@@ -83,3 +82,8 @@ class Results(StorePart):
         for found in self._db.read(query, StoredResult):
             return found
         raise UsageError(f"there is no result {result}", "`farm bench list` shows those that there are.")
+
+
+def _choose(kind: str, model: str, board_type: str) -> list[sa.ColumnElement[bool]]:
+    wanted = {"kind": kind, "model": model, "board_type": board_type}
+    return [schema.results.c[name] == value for name, value in wanted.items() if value]

@@ -99,9 +99,10 @@ class StoreSession(Closing):
             found = connection.execute(query)
             return tuple(found.keys()), found.all()
 
-    def count(self, table: sa.Table) -> int:
-        """The number of rows of a table."""
-        return int(self.rows(sa.select(sa.func.count().label("rows")).select_from(table))[0]["rows"])
+    def count(self, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
+        """The number of rows of a table that meet all conditions."""
+        query = sa.select(sa.func.count().label("rows")).select_from(table).where(*conditions)
+        return int(self.rows(query)[0]["rows"])
 
     def insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert a row unless it violates a unique constraint; return whether it was inserted."""

@@ -171,3 +171,35 @@ def parse_transport(document: Mapping[str, Any]) -> Transport:
         return _TRANSPORTS[fields.pop("kind")](**fields)
     except (KeyError, TypeError) as error:
         raise InternalError(f"the store holds a transport that nothing writes: {dict(document)}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardFilters:
+    """Which boards are shown; empty: all. `text` is searched in names, types, labels and holders."""
+
+    text: str = ""
+    board_type: str = ""
+    state: str = ""
+    health: str = ""
+    made: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether the filters may leave a board out."""
+        return self != BoardFilters()
+
+    def matches(self, board: documents.BoardInfo) -> bool:
+        """Return whether a board, as the store shows it, passes."""
+        texts = [board.name, board.board_type]
+        if board.lease is not None:
+            texts += [board.lease.owner, board.lease.purpose]
+        texts += [f"{key}={value}" for key, value in board.labels.items()]
+        return (
+            (not self.text or any(self.text.lower() in str(each).lower() for each in texts))
+            and self.board_type in ("", board.board_type)
+            and self.state in ("", board.state)
+            and self.health in ("", board.health)
+            and (not self.made or (self.made == "simulated") == board.simulated)
+            and self.labels.items() <= board.labels.items()
+        )

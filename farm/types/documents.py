@@ -300,9 +300,31 @@ class Queue(Model):
 
 
 class EventList(Model):
-    """Events, the newest first."""
+    """Events, the newest first; `next` is where the list goes on."""
 
+    next: str | None
     items: list[Event]
+
+
+class ResultInfo(Model):
+    """An entry of `farm bench list --json`; `document` is what the command printed."""
+
+    id: int
+    kind: str
+    model: str
+    board: str
+    board_type: str
+    simulated: bool
+    device: str
+    document: dict[str, Any]
+    by: str
+    recorded_at: float
+
+
+class ResultPage(Page):
+    """Kept results, the newest first."""
+
+    items: list[ResultInfo]
 
 
 class BoardOrder(Model):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pydantic
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
@@ -15,10 +15,12 @@ from farm.artifacts import catalogue
 from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.crew.calibration import to_document as to_board_document
+from farm.errors import UsageError
 from farm.report.campaign_document import make_document, shorten
 from farm.report.record_document import make_document as make_workload_document
 from farm.report.record_document import name_codes, require_workload
 from farm.report.record_document import to_document as to_record_document
+from farm.store.standing import BoardFilters
 from farm.sweep import stored
 from farm.types import campaigns, documents
 from farm.web import orders
@@ -31,6 +33,7 @@ _MOST_ROWS = 2**31
 
 Limit = Annotated[int, Query(ge=1, le=MOST, description="Number of entries.")]
 Offset = Annotated[int, Query(ge=0, le=_MOST_ROWS, description="Entries to skip.")]
+Number = Annotated[int, Path(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Path(max_length=500)]
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -41,7 +44,17 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"model": documents.Problem, "description": "The token is missing or wrong."},
     403: {"model": documents.Problem, "description": "The token's role is not enough, or another site's page asked."},
 }
-router = APIRouter(prefix=PREFIX, responses=_PROBLEMS)
+
+
+def _refuse_unknown(request: Request) -> None:
+    """Refuse parameters that the route does not take. Raises UsageError."""
+    route = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = [each["name"] for each in route.get("parameters", ()) if each["in"] == "query"]
+    if unknown := sorted(set(request.query_params) - set(known)):
+        raise UsageError(f"the parameter {unknown[0]} is unknown", f"Known: {', '.join(known) or 'none'}.")
+
+
+router = APIRouter(prefix=PREFIX, responses=_PROBLEMS, dependencies=[Depends(_refuse_unknown)])
 
 
 def _view(request: Request) -> View:
@@ -62,18 +75,31 @@ def _show(model: pydantic.BaseModel) -> JSONResponse:
     return JSONResponse(model.model_dump(mode="json"))
 
 
+def _find_next(request: Request, shown: int, total: int, limit: int, offset: int) -> str | None:
+    query = {**request.query_params, "limit": str(limit), "offset": str(offset + shown)}
+    return f"{request.url.path}?{urllib.parse.urlencode(query)}" if shown and offset + shown < total else None
+
+
 def _page(request: Request, items: Sequence[Any], total: int, limit: int, offset: int) -> JSONResponse:
-    after = offset + len(items)
-    query = {**request.query_params, "limit": str(limit), "offset": str(after)}
-    next_ = f"{request.url.path}?{urllib.parse.urlencode(query)}" if items and after < total else None
+    next_ = _find_next(request, len(items), total, limit, offset)
     return JSONResponse(jsonable_encoder({"total": total, "next": next_, "items": list(items)}))
 
 
 @router.get("/boards", responses=_answer(documents.BoardPage))
-def list_boards(request: Request, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
-    """List boards by name, as `farm board list --json` does."""
+def list_boards(
+    request: Request,
+    board_type: Text = "",
+    state: Text = "",
+    label: Text = "",
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> JSONResponse:
+    """List boards by name, filtered as by `farm board list --json`; `label` is KEY=VALUE."""
+    key, _, value = label.partition("=")
+    wanted = BoardFilters(board_type=board_type, state=state, labels={key: value} if label else {})
     with _view(request).stores.lend() as store:
-        return _page(request, *store.boards.fetch_page(limit, offset), limit, offset)
+        found = list(filter(wanted.matches, store.boards.fetch()))
+    return _page(request, found[offset : offset + limit], len(found), limit, offset)
 
 
 @router.get("/boards/{name}", responses=_answer(documents.BoardInFull))
@@ -116,6 +142,14 @@ def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> J
     return _page(request, [shorten(each) for each in campaigns], total, limit, offset)
 
 
+@router.post("/campaigns", responses=_answer(campaigns.CampaignInfo) | _REFUSALS)
+def submit_campaign(request: Request, body: dict[str, Any]) -> JSONResponse:
+    """Submit a campaign: the keys of a campaign file, with models of the zoo. The answer comes once it is planned."""
+    view = _view(request)
+    with view.stores.lend() as store:
+        return JSONResponse(shorten(orders.submit_campaign(view.settings, store, body, _who(request))))
+
+
 @router.get("/campaigns/{name}", responses=_answer(campaigns.CampaignInFull))
 def show_campaign(request: Request, name: Name) -> JSONResponse:
     """Show a campaign with its results, as `farm campaign show --json` does."""
@@ -149,7 +183,7 @@ def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSON
 
 
 @router.get("/sweeps/{sweep}", responses=_answer(documents.SweepInFull))
-def show_sweep(request: Request, sweep: Annotated[int, Path(ge=0, le=2**63 - 1)]) -> JSONResponse:
+def show_sweep(request: Request, sweep: Number) -> JSONResponse:
     """Show a sweep, its points and picks, as `farm sweep show --json` does."""
     view = _view(request)
     with view.stores.lend() as store:
@@ -184,6 +218,29 @@ def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100
     return _page(request, items, len(found), limit, offset)
 
 
+@router.get("/results", responses=_answer(documents.ResultPage))
+def list_results(
+    request: Request,
+    kind: Text = "",
+    model: Text = "",
+    board_type: Text = "",
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> JSONResponse:
+    """List kept results, the newest first, filtered as by `farm bench list --json`."""
+    wanted = {"kind": kind, "model": model, "board_type": board_type}
+    with _view(request).stores.lend() as store:
+        found, total = store.results.fetch(**wanted, limit=limit, offset=offset), store.results.count(**wanted)
+    return _page(request, [each._asdict() for each in found], total, limit, offset)
+
+
+@router.get("/results/{result}", responses=_answer(documents.ResultInfo))
+def show_result(request: Request, result: Number) -> JSONResponse:
+    """Show a kept result, as its command printed it."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(jsonable_encoder(store.results.require(result)._asdict()))
+
+
 @router.get("/queue", responses=_answer(documents.Queue))
 def show_queue(request: Request) -> JSONResponse:
     """Show the queue for boards, as `farm queue --json` does."""
@@ -192,7 +249,11 @@ def show_queue(request: Request) -> JSONResponse:
 
 
 @router.get("/events", responses=_answer(documents.EventList))
-def list_events(request: Request, subject: Text = "", limit: Limit = 20) -> JSONResponse:
+def list_events(request: Request, subject: Text = "", limit: Limit = 20, offset: Offset = 0) -> JSONResponse:
     """List the newest events, of all or of one board or campaign."""
     with _view(request).stores.lend() as store:
-        return _show(documents.EventList(items=store.events.fetch_newest(limit, subject or None)))
+        found = store.events.fetch_newest(limit + 1, subject or None, offset)
+    shown = found[:limit]
+    return _show(
+        documents.EventList(next=_find_next(request, len(shown), offset + len(found), limit, offset), items=shown)
+    )

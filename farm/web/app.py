@@ -261,6 +261,8 @@ async def _tell_bug(request: Request, error: Exception) -> Response:
 def _say(error: dict[str, object]) -> str:
     where = error.get("loc") or ()
     name = str(where[-1]) if isinstance(where, tuple) and where else "the request"
+    if error.get("type") == "extra_forbidden":
+        return f"{name}: there is no such field"
     return f"{name}: {say_plainly(re.sub(r'^Value error, ', '', str(error.get('msg'))))}"
 
 

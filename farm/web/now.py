@@ -14,7 +14,7 @@ from farm import units
 from farm.crew.health import Kind
 from farm.report import campaign_rows
 from farm.store import Store
-from farm.store.standing import find_cause
+from farm.store.standing import BoardFilters, find_cause
 from farm.types import campaigns
 from farm.types.documents import BoardEvent, BoardInfo
 from farm.values import CampaignState, Health, State
@@ -39,36 +39,6 @@ _RANKS = {
 }
 # A reading or a campaign's progress older than this is stale.
 _STALE_S = 900.0
-
-
-@dataclasses.dataclass(frozen=True)
-class BoardFilters:
-    """Which boards the page shows; empty: all. `text` is searched in names, types, labels and holders."""
-
-    text: str = ""
-    board_type: str = ""
-    state: str = ""
-    health: str = ""
-    made: str = ""
-
-    @property
-    def chooses(self) -> bool:
-        """Return whether the filters may leave a board out."""
-        return self != BoardFilters()
-
-    def matches(self, board: BoardInfo) -> bool:
-        """Return whether a board, as the store shows it, passes."""
-        texts = [board.name, board.board_type]
-        if board.lease is not None:
-            texts += [board.lease.owner, board.lease.purpose]
-        texts += [f"{key}={value}" for key, value in board.labels.items()]
-        return (
-            (not self.text or any(self.text.lower() in str(each).lower() for each in texts))
-            and self.board_type in ("", board.board_type)
-            and self.state in ("", board.state)
-            and self.health in ("", board.health)
-            and (not self.made or (self.made == "simulated") == board.simulated)
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from farm.campaign.engine import client, control
+from farm.campaign.spec import check_campaign
+from farm.campaign.submit import submit
 from farm.crew import reservation
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
@@ -24,6 +26,7 @@ CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
 # A campaign gives a board up after the trial under way. Who waits has a thread of the server's eight, so few may.
 _WAIT_S, _MOST_WAITING = 10.0, 3
+_planning = threading.Lock()
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 
 
@@ -39,6 +42,24 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
         client.ensure_engine(settings)
         return store.campaigns.require(name)
     raise UsageError(f"invalid campaign command {order!r}", f"Known: {', '.join(CAMPAIGN_ORDERS)}.")
+
+
+def submit_campaign(
+    settings: Settings, store: Store, document: Mapping[str, Any], person: Person
+) -> campaigns.FleetCampaign:
+    """Submit a campaign of the zoo's models for a person; return its row. Raises what the command raises; Refused."""
+    file = check_campaign(document, "campaign")
+    if any(model.path for model in file.spec.models):
+        raise UsageError("models are of the zoo here", "`farm campaign run FILE` reads files of its own machine.")
+    if not _planning.acquire(blocking=False):
+        raise Refused(503, "another campaign is being planned", "Try again in a minute.")
+    with contextlib.ExitStack() as stack:
+        stack.callback(_planning.release)
+        engine = stack.enter_context(client.engine_prestart(settings))
+        command = "POST /api/v1/campaigns"
+        submit(file, store, settings, _name_holder(person), command, lambda text: None, engine.begin)
+        engine.ensure()
+    return store.campaigns.require(file.spec.name)
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> campaigns.FleetCampaign:

@@ -23,6 +23,7 @@ from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
+from farm.store.standing import BoardFilters
 from farm.types.documents import BoardInfo
 from farm.web import charts, live_board, now, orders, series
 from farm.web.access import COOKIE
@@ -91,7 +92,7 @@ def show_now(
     page: PageNumber = 1,
 ) -> HTMLResponse:
     """Show the state of boards and campaigns."""
-    view, filters = get_view(request), now.BoardFilters(text.strip(), board_type, state, health, made)
+    view, filters = get_view(request), BoardFilters(text.strip(), board_type, state, health, made)
     with view.stores.lend() as store:
         view.learn(store)
         boards = store.boards.fetch()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import re
 import socket
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -120,6 +122,18 @@ def test_pages(browser: Browser, path: str, text: str) -> None:
     assert text in page.inner_text("main")
     assert browser.list_barriers() == []
     assert browser.list_complaints() == []
+
+
+def test_a_campaign_is_submitted_to_the_api(farm: Home) -> None:
+    """With a token, the keys of a file are a campaign that the engine takes; its owner is the token's person."""
+    url = farm.run("web", "url").out.partition("/sign-in")[0].partition("?")[0].strip()
+    file = {"name": "posted", "models": "mlp", "boards": {"types": "jetson-nano"}, "budget": {"trials": 2}}
+    headers = {"authorization": f"Bearer {farm.run('web', 'token').out.strip()}", "content-type": "application/json"}
+    place = urllib.parse.urljoin(url, "/api/v1/campaigns")
+    order = urllib.request.Request(place, json.dumps(file).encode(), headers)
+    with urllib.request.urlopen(order, timeout=120) as answer:
+        assert json.load(answer)["budget"]["trials"] == 2
+    assert farm.run("campaign", "cancel", "posted").code == 0
 
 
 def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:

@@ -16,10 +16,12 @@ def test_a_ratio_says_as_long_and_not_longer() -> None:
     assert format_percent(2.5, "more energy", "less energy", "the same energy") == "2.50 times as much energy"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("10 m", 600), ("500ms", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("10 m", 600), ("500ms", 0.5), ("100us", 1e-4), ("2 µs", 2e-6)]
+)
 def test_spans_of_time_are_read_as_people_type_them(text: str, seconds: float) -> None:
     """With their unit."""
-    assert read_duration_s("--timeout", text) == seconds
+    assert read_duration_s("--timeout", text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "60", "-1", "1y", "s", "1e3", "inf", "nan", "9" * 400])

@@ -68,6 +68,7 @@ def write_coco(folder: pathlib.Path, annotations: list[dict[str, object]]) -> No
 BAD: dict[str, tuple[str, Callable[[pathlib.Path], object], str]] = {
     "none": ("classify", lambda folder: folder.rmdir(), "is no folder"),
     "empty": ("classify", lambda folder: None, "holds no data"),
+    "pictures": ("classify", lambda folder: put_image(folder / "a.png"), "holds 1 images without labels"),
     "label": ("classify", lambda folder: put_image(folder / "dog" / "a.png"), "'dog' is none of the model's 2 classes"),
     "number": ("classify", lambda folder: put_image(folder / "2" / "a.png"), "'2' is none of the model's 2 classes"),
     "file": ("classify", lambda folder: (folder / "x.csv").write_text("a.png,espresso"), "which is not in"),

@@ -64,6 +64,7 @@ def test_an_error_ends_with_its_code(
     out, err = capfd.readouterr()
     assert out == ""
     assert "Traceback" not in err
+    assert "Errno" not in err
     assert bool(err) is not isinstance(error, BrokenPipeError)
 
 
