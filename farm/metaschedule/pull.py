@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import socket
 import tempfile
+import threading
+import urllib.parse
 from pathlib import Path
 
 import requests
+import urllib3
 
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import require_inventory_folder
@@ -15,10 +20,9 @@ from farm.store.imports import RecordBundle
 
 # The records that come with the farm, for models of the zoo on virtual boards: `benchmarks/shipped_records.py`.
 SHIPPED, SHIPPED_FILE = "zoo", "zoo_records.json.gz"
-# Connecting, and each pause of a download.
-_TIMEOUT_S = 20.0
+# Connecting, and each pause of a download; and all of it.
+_TIMEOUT_S, _DEADLINE_S = 20.0, 600.0
 _MOST_BYTES = 64 << 20
-_CHUNK = 1 << 20
 
 
 def read_source(source: str) -> tuple[RecordBundle, str]:
@@ -32,7 +36,7 @@ def read_source(source: str) -> tuple[RecordBundle, str]:
         address, _, digest = source.partition("#sha256=")
         with tempfile.NamedTemporaryFile(prefix="farm-records-") as file:
             path = Path(file.name)
-            _download(address, path, digest)
+            path.write_bytes(_download(address, digest))
             with exchange.blamed(address):
                 return exchange.read_file(path), address
     path = Path(source)
@@ -46,18 +50,52 @@ def read_source(source: str) -> tuple[RecordBundle, str]:
     return exchange.read_file(path), str(path.absolute())
 
 
-def _download(address: str, path: Path, digest: str) -> None:
-    found, size = hashlib.sha256(), 0
+class _Session(requests.Session):
+    """Follows redirects that stay with the protocol, and none from a public server into a private network."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        target = super().get_redirect_target(resp)
+        if target and (why := find_refusal(resp.url, urllib.parse.urljoin(resp.url, target))):
+            raise requests.TooManyRedirects(f"it redirects to {target}, {why}")
+        return target
+
+
+def find_refusal(address: str, then: str) -> str:
+    """Return why a redirect from an address is not followed; "" for one that is."""
+    if urllib.parse.urlsplit(then).scheme != urllib.parse.urlsplit(address).scheme:
+        return "which is another protocol"
+    return "which is in a private network" if _is_private(then) and not _is_private(address) else ""
+
+
+def _is_private(address: str) -> bool:
+    found = socket.getaddrinfo(urllib.parse.urlsplit(address).hostname, None)
+    return any(not ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_global for each in found)
+
+
+def _download(address: str, digest: str, deadline_s: float = _DEADLINE_S) -> bytes:
+    found: list[bytes | str] = []
+    # A server that sends a byte now and then ends no wait of a socket.
+    thread = threading.Thread(target=lambda: found.append(_fetch(address)), daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    data = found[0] if found else f"it did not arrive within {deadline_s:g} s"
+    if isinstance(data, str):
+        raise UnavailableError(f"cannot fetch {address}: {data}", "Nothing was imported.")
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{address} is larger than {_MOST_BYTES >> 20} MiB")
+    if digest and (own := hashlib.sha256(data).hexdigest()) != digest.lower():
+        raise UsageError(f"{address} has the SHA-256 {own}, not {digest[:64]}", "Nothing was imported.")
+    return data
+
+
+def _fetch(address: str) -> bytes | str:
+    """Return the data, or why there are none."""
     try:
-        with requests.get(address, timeout=_TIMEOUT_S, stream=True) as answer, path.open("wb") as file:
+        with _Session() as session, session.get(address, timeout=_TIMEOUT_S, stream=True) as answer:
             answer.raise_for_status()
-            for chunk in answer.iter_content(_CHUNK):
-                size += len(chunk)
-                if size > _MOST_BYTES:
-                    raise UsageError(f"{address} is larger than {_MOST_BYTES >> 20} MiB")
-                found.update(chunk)
-                file.write(chunk)
-    except (requests.RequestException, OSError) as error:
-        raise UnavailableError(f"cannot fetch {address}: {error}", "Nothing was imported.") from error
-    if digest and found.hexdigest() != digest.lower():
-        raise UsageError(f"{address} has the SHA-256 {found.hexdigest()}, not {digest[:64]}", "Nothing was imported.")
+            return bytes(answer.raw.read(_MOST_BYTES + 1, decode_content=True))
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        first: BaseException = error
+        while first.__context__ is not None:
+            first = first.__context__
+        return getattr(first, "strerror", None) or str(first)

@@ -12,6 +12,7 @@ import http.server
 import json
 import os
 import pathlib
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -383,6 +384,43 @@ def test_records_are_pulled_from_a_file_and_a_url(store: Store, tmp_path: pathli
         pull.read_source(str(path))
     with pytest.raises(UsageError, match="there is no nowhere"):
         pull.read_source("nowhere")
+
+
+def test_a_download_has_one_deadline() -> None:
+    """A server that sends a byte now and then is given up, and one that is not there is named in one sentence."""
+    over = threading.Event()
+
+    def trickle(server: socket.socket) -> None:
+        with contextlib.suppress(OSError), server.accept()[0] as connection:
+            while not over.wait(0.02):
+                connection.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        thread = threading.Thread(target=trickle, args=(server,))
+        thread.start()
+        with pytest.raises(UnavailableError, match="did not arrive"):
+            pull._download(address, "", deadline_s=0.3)
+        over.set()
+        thread.join(10)
+    with pytest.raises(UnavailableError, match=f"cannot fetch {address}: Connection refused\n"):
+        pull._download(address, "")
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        ("https://1.1.1.1/x", "another protocol"),
+        ("file:///etc/passwd", "another protocol"),
+        ("http://127.0.0.1:9/x", "private network"),
+        ("http://[::ffff:10.0.0.1]/x", "private network"),
+        ("http://169.254.169.254/x", "private network"),
+    ],
+)
+def test_redirects_stay_with_the_protocol_and_the_network(then: str, why: str) -> None:
+    """From a public server into a private network no request is made."""
+    assert pull.find_refusal("http://1.1.1.1/x", then).endswith(why)
+    assert not pull.find_refusal("http://1.1.1.1/x", "http://8.8.8.8/x")
 
 
 def test_the_farm_comes_with_records_of_the_zoo() -> None:
