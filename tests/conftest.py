@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests import postgresql
@@ -18,6 +19,10 @@ pytest_plugins = ["tests.together", "tests.durations", "tests.children"]
 # Containers often forbid it, and then each of the processes that tests start would compile the farm again: two seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# No test needs a fast machine: an example may take as long as it takes.
+hypothesis.settings.register_profile("farm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("farm")
 
 # Before NumPy is loaded. What tests compute is small, and something runs beside them: threads that wait for each
 # other would take longer than one. `farm` itself sets it, too.

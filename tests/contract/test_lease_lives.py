@@ -135,7 +135,7 @@ class LeaseLives(RuleBasedStateMachine):
         assert "lease_taken" not in happened[1::2]
 
 
-LeaseLives.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=40, deadline=None)
+LeaseLives.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=40)
 TestLeaseLives = LeaseLives.TestCase
 
 
@@ -146,5 +146,5 @@ def test_leases_live_so_on_postgresql(cluster: Cluster) -> None:
         def make_place(self) -> StoreLocation:
             return cluster.make(empty=False)
 
-    few = hypothesis.settings(max_examples=8, stateful_step_count=30, deadline=None)
+    few = hypothesis.settings(max_examples=8, stateful_step_count=30)
     run_state_machine_as_test(OnPostgresql, settings=few)

@@ -101,7 +101,7 @@ def check(module: Any, plans: int) -> None:
         np.testing.assert_allclose(run(schedule.mod, arguments), expected, rtol=1e-4, atol=1e-4, err_msg=str(plan))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     height=st.integers(5, 12),
     width=st.integers(5, 12),
@@ -126,7 +126,7 @@ def test_dense_convolutions_compute_the_same(
     check(make_convolution((batch, height, width, inputs), channels, kernel, stride, padding), plans=2)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     area=st.sampled_from([(1, 7, 7), (1, 13, 13), (7, 7, 1), (1, 1, 197)]),
     inputs=st.sampled_from([128, 130]),
@@ -147,7 +147,7 @@ def test_more_pixels_compute_the_same(
     check(padded, plans=2)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     size=st.sampled_from([(1, 7, 7), (1, 6, 16), (2, 5, 4)]),
     kernel=st.sampled_from([(3, 3), (3, 1), (2, 2)]),

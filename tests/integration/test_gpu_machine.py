@@ -271,7 +271,7 @@ TILE = """extern "C" __global__ void f(float* y, const float* a) {
 """
 
 
-@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(
     st.sampled_from((32, 64, 128)),
     st.sampled_from((1, 4, 12)),

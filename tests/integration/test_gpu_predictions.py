@@ -42,7 +42,6 @@ def test_few_warps_do_not_hide_what_many_do() -> None:
     assert slow.seconds > 2 * fast.seconds
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(BOARDS, st.integers(1, 1024), *[st.floats(0, 1e7)] * 5, st.integers(1, 64), st.integers(1, 10**5))
 def test_blocks_take_what_their_instructions_take(
     board_type: str,

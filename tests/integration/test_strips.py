@@ -72,7 +72,7 @@ SIZES = st.integers(9, 14)
 CHANNELS = st.sampled_from([8, 24])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     height=SIZES,
     width=SIZES,
@@ -92,7 +92,7 @@ def test_pools_with_convolutions_compute_the_same(
     check(module, make_pool(shape_of(module), window, stride, padding), plans=3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     height=SIZES,
     width=SIZES,

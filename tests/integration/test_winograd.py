@@ -74,7 +74,7 @@ def test_the_matrices_convolve(m: int) -> None:
     np.testing.assert_allclose(result @ ((kernel @ g) * (data @ d)), expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     m=st.sampled_from([2, 4, 6]),
     height=st.integers(3, 15),

@@ -144,7 +144,7 @@ def test_what_is_overwritten_is_not_read(word: int, reads: set[str]) -> None:
 @hypothesis.given(
     st.lists(st.sampled_from([*FMLA, LDR_Q, ADD_X, *range(0, 2**32, 0x01030507)]), min_size=1, max_size=40)
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 def test_nothing_beats_the_pipes(words: list[int]) -> None:
     """In any program, no pipe does more in a cycle than there are of it, and no more is dispatched."""
     instructions = Decoder().read(code(*words))

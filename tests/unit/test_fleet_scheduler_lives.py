@@ -217,5 +217,5 @@ class Lives(RuleBasedStateMachine):
         assert not fleet.open
 
 
-Lives.TestCase.settings = hypothesis.settings(max_examples=30, stateful_step_count=50, deadline=None)
+Lives.TestCase.settings = hypothesis.settings(max_examples=30, stateful_step_count=50)
 TestLives = Lives.TestCase

@@ -424,7 +424,7 @@ _KEYS = st.sampled_from(
 _TREES = st.recursive(_VALUES, lambda inner: st.dictionaries(_KEYS, inner, max_size=5) | st.lists(inner, max_size=3))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.dictionaries(_KEYS, _VALUES, max_size=6),
     st.dictionaries(_KEYS, st.none() | st.dictionaries(_KEYS, _VALUES, max_size=6), max_size=4),

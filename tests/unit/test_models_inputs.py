@@ -197,7 +197,6 @@ def test_zoo_models_have_any_batch_size(model: zoo.ZooModel) -> None:
     assert shapes == {name: (3, *shape[1:]) for name, shape in model.output_shapes.items()}
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.text(max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text makes the option's reader fail in another way than UsageError."""

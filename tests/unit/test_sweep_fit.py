@@ -135,7 +135,7 @@ numbers = st.floats(0.1, 10)
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12), st.tuples(numbers, numbers))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_improvement_is_the_difference_of_hypervolumes(
     points: list[tuple[float, float]], new: tuple[float, float]
 ) -> None:
