@@ -67,6 +67,9 @@ class SimilarTrial(NamedTuple):
     median_s: float
 
 
+_CANDIDATE = ("campaign", "board_type", "workload", "operating_point", "candidate")
+
+
 class Trials(StorePart):
     """Queries on `trials`."""
 
@@ -96,7 +99,10 @@ class Trials(StorePart):
         counts, total = schema.trial_counts, 0
         # In order: of two that exclude each other, the first is kept.
         for status, alike in itertools.groupby(rows, key=lambda row: str(row["status"])):
-            number = self._db.insert_all_new(connection, schema.trials, list(alike))
+            fresh = list(alike)
+            number = self._db.insert_all_new(connection, schema.trials, fresh)
+            if number < len(fresh):
+                _require_same(connection, fresh)
             total += number
             insert = self._db.database.insert(counts).values(status=status, trials=number)
             added = {"trials": counts.c.trials + number}
@@ -403,3 +409,17 @@ def _choose(trials: Sequence[int], share: int) -> list[int]:
     rest, more = trials[best:], share - best
     # The last step ends at the worst, which shows what bad looks like.
     return [*trials[:best], *(rest[(step + 1) * len(rest) // more - 1] for step in range(more))]
+
+
+def _require_same(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InternalError where a row is neither stored nor excluded by one that is: another index refused it."""
+    table = schema.trials
+    for row in rows:
+        candidate = sa.and_(*(table.c[name] == row[name] for name in _CANDIDATE))
+        same = sa.and_(table.c.purpose == row["purpose"], table.c.attempt == row["attempt"])
+        other = sa.and_(table.c.counted.is_not(None), sa.literal(row["counted"] is not None))
+        if connection.scalar(sa.select(sa.func.count()).where(candidate, sa.or_(same, other))) == 0:
+            raise InternalError(
+                f"a trial of candidate {row['candidate']} is not stored: the store has a rule that is none of a farm's",
+                "`farm db check` names it.",
+            )

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, TransientError, UnavailableError
 from farm.settings import StoreLocation
-from farm.store import Store, database
+from farm.store import Store, database, soundness
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
 from tests.contract.conftest import run_python
 from tests.places import execute
@@ -106,6 +106,18 @@ def test_trials_are_append_only(store: Store, place: StoreLocation, statement: s
     with pytest.raises(sa.exc.IntegrityError, match="append-only"):
         execute(place, statement)
     assert [row["median_s"] for row in store.trials.fetch(1)] == [1.0]
+
+
+def test_an_index_of_others_loses_no_trial_silently(store: Store, place: StoreLocation) -> None:
+    """Where a unique index that is none of the farm's refuses a trial, the writer is told so, and nothing is stored."""
+    execute(place, "CREATE UNIQUE INDEX ix_own ON trials (campaign, board)")
+    assert store.trials.add(trial("c1", Status.OK, 1.0))
+    assert not store.trials.add(trial("c1", Status.OK, 1.0))
+    with pytest.raises(InternalError, match="a rule that is none of a farm's"):
+        store.trials.add_several([trial("c2", Status.OK, 2.0), trial("c3", Status.OK, 3.0)])
+    assert store.trials.count(1)["ok"] == 1
+    find = soundness.find_server_problems if isinstance(place, str) else soundness.find_problems
+    assert find(place) == ["the table trials has unique columns that are none of a farm's"]  # type: ignore[arg-type]
 
 
 def test_a_trial_of_no_campaign_is_our_bug(store: Store) -> None:
