@@ -10,12 +10,12 @@ import functools
 import getpass
 import glob
 import os
-import pwd
 import re
 import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,13 +59,26 @@ class ConfigLine:
         return UsageError(f"{self.path}:{self.number}: {what}", hint)
 
 
-def require_no_programs(path: Path) -> None:
-    """Refuse `Match exec` in `path` or its includes: reading it would run a program.
+def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
+    """Copy `path` and its includes into a folder, for `ssh -G` to read what was searched; return the copy.
 
-    Raises UsageError naming the line, also for an Include that cannot be followed.
+    Raises UsageError naming the line for `Match exec`, which would run a program, and for an Include that cannot be
+    followed.
     """
-    for line in _read(path, 0):
+    lines: list[str] = []
+    for line in _read_file(path):
         _require_no_program(line)
+        text = line.text
+        if line.keyword == "include":
+            if depth == _MOST_INCLUDES:
+                raise line.refuse(f"files are included more than {_MOST_INCLUDES} deep", "An Include is a circle.")
+            copies = [copy_without_programs(each, folder, depth + 1) for each in _find_included(line)]
+            text = f"Include {' '.join(map(str, copies))}" if copies else ""
+        lines += [""] * (line.number - 1 - len(lines)) + [text]
+    number, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=folder)
+    with open(number, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - an open file
+        file.write("\n".join(lines) + "\n")
+    return Path(name)
 
 
 def require_known(path: Path) -> None:
@@ -102,16 +115,6 @@ def _find_unknown(line: ConfigLine) -> str:
     return ""
 
 
-def _read(path: Path, depth: int) -> Iterator[ConfigLine]:
-    for line in _read_file(path):
-        yield line
-        if line.keyword == "include":
-            if depth == _MOST_INCLUDES:
-                raise line.refuse(f"files are included more than {_MOST_INCLUDES} deep", "An Include is a circle.")
-            for included in _find_included(line):
-                yield from _read(included, depth + 1)
-
-
 def _read_file(path: Path) -> Iterator[ConfigLine]:
     try:
         status = path.stat()
@@ -128,16 +131,13 @@ def _read_file(path: Path) -> Iterator[ConfigLine]:
 
 
 def _find_included(line: ConfigLine) -> Iterator[Path]:
-    """The files of an Include, as OpenSSH finds them: `~` is the home in the user database, not HOME."""
-    if not line.text.lower().startswith("include") or re.search(r"[%'\\]", line.value):
+    """The files of an Include, as OpenSSH finds them."""
+    if not line.text.lower().startswith("include") or re.search(r"[$%'\\]|\[[:=.^]", line.value):
         what = "this Include cannot be followed by the farm"
-        raise line.refuse(what, "Write its path out, without tokens and single quotes.")
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        raise line.refuse(what, "Write its path out, without variables, tokens, single quotes and classes.")
     for quoted, plain in _PARTS.findall(line.value):
-        named = quoted or plain
-        for pattern in {named, os.path.expandvars(named)}:  # releases before 9.9 have no variables here
-            whole = home / pattern[2:] if pattern.startswith("~/") else home / ".ssh" / pattern
-            yield from map(Path, sorted(glob.glob(str(whole))))  # noqa: PTH207 - the pattern may be absolute
+        whole = Path("~/.ssh", quoted or plain) if (quoted or plain)[0] != "~" else Path(quoted or plain)
+        yield from map(Path, sorted(glob.glob(os.path.expanduser(whole))))  # noqa: PTH111, PTH207 - may be absolute
 
 
 # ssh_config(5): more jump hosts than this are a loop.
@@ -174,8 +174,8 @@ def find_host(alias: str, path: Path, user: str = "", port: int | None = None) -
         return HostConfig(alias, agent=_find_agent(""))
     program = shutil.which("ssh")
     if program is not None:
-        require_no_programs(path)
-        said = _ask(program, str(path), alias, user, port)
+        with tempfile.TemporaryDirectory(prefix="farm-ssh-") as folder:
+            said = _ask(program, str(copy_without_programs(path, Path(folder))), alias, user, port)
         if said is not None:
             plain = _ask(program, "none", alias, "", None) or {}
             return _from_openssh(alias, path, said, plain.get("identityfile", []))
@@ -197,14 +197,16 @@ def _ask(program: str, path: str, alias: str, user: str, port: int | None) -> di
         )
     except subprocess.TimeoutExpired as error:
         what = f"`ssh -G {alias}` did not answer within {_ASK_TIMEOUT_S:g} s"
-        raise DeadlineError(what, f"{path} may ask a name server: CanonicalizeHostname.") from error
+        raise DeadlineError(what, "The configuration may ask a name server: CanonicalizeHostname.") from error
     except OSError:
         return None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         if "usage:" in said.lower() or "No user exists" in said:
             return None
-        raise UsageError(f"OpenSSH refuses its configuration for {alias}: {' '.join(said.split())}", f"It is {path}.")
+        raise UsageError(
+            f"OpenSSH refuses its configuration for {alias}: {' '.join(said.split())}", "It read a copy, line by line."
+        )
     found: dict[str, list[str]] = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         keyword, _, value = line.partition(" ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 from farm.cli import board_trust, first_contact
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError
-from farm.connectivity.ssh_config import split_jump
+from farm.connectivity.ssh_config import copy_without_programs, split_jump
 from farm.errors import UsageError
 from farm.services.board_doctor import describe_board
 from farm.store import Store
@@ -151,6 +152,21 @@ def test_no_program_of_a_configuration_runs(
     with pytest.raises(UsageError, match=said):
         to_ssh_address(Ssh("nano-01", ""))
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "include", ["~/f1.conf", "f[12].conf", "{home}/f1.conf", "~root/x", "f[[:digit:]].conf", "$X/f"]
+)
+def test_openssh_reads_only_what_was_searched(home: pathlib.Path, tmp_path: pathlib.Path, include: str) -> None:
+    """Whichever way a file is included, OpenSSH gets copies of searched files alone, and no program runs."""
+    for folder in (home, home / ".ssh"):
+        (folder / "f1.conf").write_text(f'Match exec "touch {home}/ran"\n')
+    config = home / ".ssh/config"
+    config.write_text(f"Include {include.format(home=home)}\n")
+    with contextlib.suppress(UsageError):
+        to_ssh_address(Ssh("nano-01", ""))
+        assert copy_without_programs(config, tmp_path).read_text() == "\n"
+    assert not (home / "ran").exists()
 
 
 def test_openssh_reads_its_configuration(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
