@@ -34,35 +34,7 @@ measure: { repeat: 2, min_repeat: 5ms, verify_top: 1 }
 SWEEP = ("sweep", "run", "tiny-cnn", "--board", "nano-1", "--cores", "0", "--cpu-freqs", "403.2,921.6,1479")
 WIDTHS = (1280, 800, 400)
 # What is wrong with a page in its window: pixels of the smallest text and picture that a reader makes out.
-LOOK = """async () => {
-  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const wide = document.documentElement.clientWidth, faults = [];
-  const isCut = (each) => each.scrollWidth > each.clientWidth + 1;
-  if (isCut(document.documentElement)) faults.push("the page scrolls sideways");
-  const regions = [...document.querySelectorAll(".scroll, nav")];
-  regions.filter(isCut).forEach((each) => faults.push(`cut: ${each.innerText.slice(0, 80)}`));
-  for (const table of document.querySelectorAll("table.rows")) {
-    const heads = [...table.querySelectorAll("thead th")].map((each) => each.textContent);
-    for (const { dataset, cellIndex } of table.querySelectorAll("tbody td"))
-      if (dataset.label !== heads[cellIndex]) faults.push(`${dataset.label} is under ${heads[cellIndex]}`);
-  }
-  const isBroken = (each) => each.getClientRects().length > 1;
-  if ([...document.querySelectorAll("td label")].some(isBroken)) faults.push("a label is apart from its button");
-  const charts = [...document.querySelectorAll("svg.chart:not(.spark), .uplot canvas")];
-  for (const chart of charts) {
-    const place = chart.getBoundingClientRect();
-    if (place.width < 250 || place.height < 30 || place.right > wide) faults.push("a chart cannot be seen");
-    const texts = [...chart.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect()]);
-    texts.forEach(([text, one], at) => {
-      const isOutside = one.left < place.left - 1 || one.right > place.right + 1;
-      if (one.height < 9 || isOutside) faults.push(`${text} cannot be read`);
-      for (const [other, two] of texts.slice(at + 1))
-        if (one.left < two.right && two.left < one.right && one.top + 3 < two.bottom && two.top + 3 < one.bottom)
-          faults.push(`${text} lies over ${other}`);
-    });
-  }
-  return { faults, charts: charts.length };
-}"""
+LOOK = pathlib.Path(__file__).with_name("look.js").read_text()
 # What happens is on the page within this, where the machine has the time.
 LIVE_S = 2.0
 ATTEMPTS = 6

@@ -18,18 +18,19 @@ from device_agent.platforms import gpu
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.provision.bundle_build import find_agent_source, pack_agent
-from tests.integration import gpu_contract_kernels
 from tests.integration.conftest import ROOT
 
 CONTRACT = pathlib.Path(__file__).with_name("gpu_contract.py")
+SECOND = 'extern "C" __global__ void __launch_bounds__(1) seven(float* to) { to[0] = 7.0f; }'
 TIMEOUT_S = 240.0
 
 
 def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
     kernels = folder / "kernels"
     plan = code.plan_gpu(load_board_types()["jetson-nano"])
-    kernels.write_bytes(code.make_code(gpu_contract_kernels.SOURCE, plan, simulated=True).code)
-    (folder / "second").write_bytes(code.make_code(gpu_contract_kernels.SECOND, plan, simulated=True).code)
+    source = CONTRACT.with_name("gpu_contract_kernels.cu").read_text()
+    kernels.write_bytes(code.make_code(source, plan, simulated=True).code)
+    (folder / "second").write_bytes(code.make_code(SECOND, plan, simulated=True).code)
     return [code.build_plugin(folder, triple), code.build_driver(folder, triple), kernels]
 
 

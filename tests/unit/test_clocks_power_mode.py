@@ -11,45 +11,7 @@ from device_agent.platforms.board_types import load_board_types
 from device_agent.sysfs import FileTree
 
 # Shaped as LineageOS/android_device_nvidia_galen, nvpmodel/nvpmodel_t194.conf.
-_CONFIGURATION = """
-# a comment
-< PARAM TYPE=FILE NAME=CPU_ONLINE >
-CORE_0 /sys/devices/system/cpu/cpu0/online
-CORE_1 /sys/devices/system/cpu/cpu1/online
-< PARAM TYPE=FILE NAME=TPC_POWER_GATING >
-TPC_PG_MASK /sys/devices/gpu.0/tpc_pg_mask
-< PARAM TYPE=FILE NAME=GPU_POWER_CONTROL_ENABLE >
-GPU_PWR_CNTL_EN /sys/devices/gpu.0/power/control
-< PARAM TYPE=CLOCK NAME=CPU_DENVER_0 >
-FREQ_TABLE /sys/devices/system/cpu/cpu0/cpufreq/scaling_available_frequencies
-MAX_FREQ /sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq
-MIN_FREQ /sys/devices/system/cpu/cpu0/cpufreq/scaling_min_freq
-< PARAM TYPE=CLOCK NAME=GPU >
-MAX_FREQ /sys/devices/17000000.gv11b/devfreq/17000000.gv11b/max_freq
-< PARAM TYPE=CLOCK NAME=EMC >
-MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap
-
-###########################
-# MAXN is the NONE power model
-< POWER_MODEL ID=0 NAME=MAXN >
-CPU_ONLINE CORE_0 1
-CPU_ONLINE CORE_1 1
-TPC_POWER_GATING TPC_PG_MASK 0
-GPU_POWER_CONTROL_ENABLE GPU_PWR_CNTL_EN on
-CPU_DENVER_0 MIN_FREQ 1200000
-CPU_DENVER_0 MAX_FREQ 2147483647
-GPU MAX_FREQ -1
-EMC MAX_FREQ 0
-< POWER_MODEL ID=1 NAME=MODE_10W >
-CPU_ONLINE CORE_0 1
-CPU_ONLINE CORE_1 0
-TPC_POWER_GATING TPC_PG_MASK 0x5
-CPU_DENVER_0 MAX_FREQ 1200000
-GPU MAX_FREQ 520000000
-EMC MAX_FREQ 1065600000
-< PM_CONFIG DEFAULT=0 >
-< FAN_CONFIG DEFAULT=quiet >
-"""
+_CONFIGURATION = Path(__file__).with_name("nvpmodel.conf").read_text()
 
 
 class Board(FileTree):

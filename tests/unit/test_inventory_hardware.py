@@ -13,38 +13,7 @@ from device_agent.platforms import board_types as agent_side
 from farm.errors import UsageError
 from farm.inventory import board_types, documents
 
-GOOD = """\
-name: my-board
-title: Mine
-detect: {compatible: ["acme,mine"], models: ["Acme Mine"]}
-target: {kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a53, num-cores: 2}
-link_triple: aarch64-linux-gnu.2.31
-releases: [R32]
-clusters:
-  - name: big
-    core: cortex-a57
-    cpus: [0, 1]
-    freqs_hz: [100_000_000, 200_000_000]
-    memory_floor_hz: [[100_000_000, 400_000_000], [200_000_000, 800_000_000]]
-    zone: CPU-therm
-  - {name: small, core: cortex-a53, cpus: [2]}
-gpu: {arch: sm_53, devices: [1000.gpu], freqs_hz: [10_000_000], other_freqs_hz: [[20_000_000]]}
-memory: {driver: bpmp, freqs_hz: [400_000_000, 800_000_000]}
-power:
-  chips:
-    - {address: 1-0040, rails: [IN, CPU, ""], shunt_ohm: 0.005}
-    - {address: "*-0041", rails: [CARRIER], fitted: false}
-  total: [IN]
-  total_scope: module
-  board_total: [CARRIER]
-thermal: {zones: [CPU-therm, PMIC-Die], ignore: [PMIC-Die]}
-power_modes:
-  - {id: 0, name: MAXN}
-  - {id: 3, name: 5W, cores_online: [0, 2], cpu_max_hz: {big: 150_000_000, "*": 100_000_000}, gpu_max_hz: 10_000_000}
-default_power_mode: 3
-fan: {pwm: /sys/devices/pwm-fan/target_pwm}
-simulation: {anything: {goes: [1, 2]}}
-"""
+GOOD = pathlib.Path(__file__).with_name("board_type.yaml").read_text()
 SHIPPED = sorted(path.stem for path in (documents.require_inventory_folder() / "board_types").glob("*.yaml"))
 
 

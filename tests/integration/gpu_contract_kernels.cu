@@ -1,8 +1,5 @@
-"""Kernels for the GPU plug-in's contract, as TVM would write them."""
+// Kernels for the GPU plug-in's contract, as TVM would write them.
 
-SECOND = 'extern "C" __global__ void __launch_bounds__(1) seven(float* to) { to[0] = 7.0f; }'
-
-SOURCE = """
 extern "C" __global__ void __launch_bounds__(32) add(float* c, const float* a, const float* b, int count, float scale) {
   int i = ((int)blockIdx.x) * 32 + ((int)threadIdx.x);
   if (i < count) c[i] = a[i] + scale * b[i];
@@ -41,4 +38,3 @@ extern "C" __global__ void __launch_bounds__(64) dynamic(float* to, const float*
   __syncthreads();
   to[((int)threadIdx.x)] = ((float*)kept)[63 - ((int)threadIdx.x)];
 }
-"""
