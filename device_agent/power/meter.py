@@ -127,7 +127,7 @@ class MeterRail:
             self._fail(str(error))
         except ValueError:
             self._fail(f"the meter printed {line[:40].decode(errors='replace')!r}, not `SECONDS WATTS`")
-        if not told_s > self._told_s:
+        if not self._told_s < told_s < math.inf:
             self._fail(f"the meter's time went from {self._told_s:g} to {told_s:g} s")
         self._told_s = told_s
         return power_w

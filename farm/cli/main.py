@@ -162,6 +162,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Most of what a command makes are modules, which stay: looking for garbage among them took a fifth of its start.
     gc.set_threshold(50_000, 20, 20)
+    os.umask(os.umask(0o022) | 0o022)  # other users write no file of ours
     words = sys.argv[1:]
     command = typer.main.get_command(make_app(*words[:1], names_only=_runs_none(words)))
     examples.complete(command)

@@ -25,6 +25,7 @@ _CHUNK = 1 << 20
 # Safe even unquoted in a board's shell: no blank, no leading dot or dash, no way upwards.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!-]*(/[A-Za-z0-9_][A-Za-z0-9._+!-]*)*")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_]*")
+_MOST_UNPACKED_BYTES = 1 << 40
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -86,7 +87,8 @@ def open_bundle(path: Path) -> Bundle:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                if not member.isreg() or member.name in found or not _NAME.fullmatch(member.name):
+                is_known = member.name in found or (manifest is not None and member.name == MANIFEST)
+                if not member.isreg() or is_known or not _NAME.fullmatch(member.name):
                     raise _refused(path, f"it holds {member.name!r}, which no bundle does")
                 file = archive.extractfile(member)
                 if file is None:
@@ -125,7 +127,8 @@ def _parse_manifest(path: Path, data: bytes) -> BundleManifest:
             not _VERSION.fullmatch(manifest.version)
             or not all(isinstance(text, str) and _VERSION.fullmatch(text) for text in texts)
             or (manifest.managed_python and not _NAME.fullmatch(manifest.managed_python))
-            or not isinstance(manifest.unpacked_bytes, int)
+            or type(manifest.unpacked_bytes) is not int
+            or not 0 <= manifest.unpacked_bytes <= _MOST_UNPACKED_BYTES
             or not all(_NAME.fullmatch(name) and _DIGEST.fullmatch(digest) for name, digest in manifest.files.items())
         ):
             raise _refused(path, "its manifest says what no manifest does")

@@ -42,6 +42,15 @@ def test_files_are_taken_as_they_are(tmp_path: pathlib.Path) -> None:
     assert set(named) == {"jetson-nano-1", "jetson-nano-2"}
 
 
+def test_other_users_write_no_file_that_a_command_makes(tmp_path: pathlib.Path) -> None:
+    """Under any umask."""
+    program = "import os; os.umask(0); from farm.cli.main import main; main()"
+    words = ("init", "--board-type", "jetson-tx2", "--virtual", "1", "--out", str(tmp_path / "new"))
+    subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True, timeout=120)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o644}
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o755
+
+
 def test_schemas_that_files_name_lie_beside_them(tmp_path: pathlib.Path) -> None:
     """What the first line names for editors is there."""
     assert init("--board-type", "jetson-tx2", "--virtual", "1", "--out", str(tmp_path)).exit_code == 0

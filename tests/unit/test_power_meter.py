@@ -41,6 +41,7 @@ def test_a_value_is_the_mean_of_the_lines_since_the_last() -> None:
     ("command", "waits_s", "said"),
     [
         ("printf 'hello\\n'", 0, "the meter printed 'hello', not `SECONDS WATTS`"),
+        ("printf '2 1\\ninf 1\\n'", 0, "the meter's time went from 2 to inf s"),
         ("printf '2 1\\n1 1\\n'", 0, "the meter's time went from 2 to 1 s"),
         ("printf '1 nan\\n'", 0, "the meter cannot be nan W"),
         ("printf '1 5000\\n'", 0, "the meter cannot be 5000 W"),

@@ -21,12 +21,13 @@ from farm.provision.wheels import choose_pins, pack_wheel, plan_platforms, slim_
 CONTENTS = {"requirements-3.11.txt": b"a==1\n", "wheels/a-1-py3-none-any.whl": b"wheel" * 1000}
 
 
-def make(folder: pathlib.Path, name: str = "x.tar", managed: str = "") -> Bundle:
-    for path, data in CONTENTS.items():
+def make(folder: pathlib.Path, name: str = "x.tar", managed: str = "", unpacked: int = 5000, **more: bytes) -> Bundle:
+    contents = CONTENTS | more
+    for path, data in contents.items():
         (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_bytes(data)
-    files = {path: hashlib.sha256(data).hexdigest() for path, data in CONTENTS.items()}
-    return write_bundle(folder, BundleManifest("1.0", "aarch64", ("3.11",), managed, 5000, files), folder / name)
+    files = {path: hashlib.sha256(data).hexdigest() for path, data in contents.items()}
+    return write_bundle(folder, BundleManifest("1.0", "aarch64", ("3.11",), managed, unpacked, files), folder / name)
 
 
 def test_contents_decide_bytes_and_key(tmp_path: pathlib.Path) -> None:
@@ -63,6 +64,14 @@ def test_a_changed_bundle_is_refused(tmp_path: pathlib.Path, old: bytes) -> None
         bundle.path.write_bytes(data.replace(old, old[::-1], 1))
         with pytest.raises(UsageError, match="was changed"):
             open_bundle(bundle.path)
+
+
+@pytest.mark.parametrize(("unpacked", "name"), [(-5, ""), (True, ""), (1 << 60, ""), (5000, "manifest.json")])
+def test_a_bundle_that_farms_do_not_write_is_refused(tmp_path: pathlib.Path, unpacked: int, name: str) -> None:
+    """An impossible size, and a second manifest, even one that the first lists."""
+    path = make(tmp_path, unpacked=unpacked, **{name: b"{}"} if name else {}).path
+    with pytest.raises(UsageError, match=r"no (manifest|bundle) does"):
+        open_bundle(path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a b", "-rf", ".hidden"])
