@@ -10,7 +10,7 @@ import difflib
 import pathlib
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import pydantic
 import yaml
@@ -45,6 +45,14 @@ class StrictModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, populate_by_name=True, validate_default=True)
 
 
+# Mappings that merge each other grow exponentially.
+_MOST_KEYS = 10_000
+
+
+def _refuse(node: yaml.Node, problem: str) -> NoReturn:
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # chosen when it is loaded
     """Safe YAML that refuses duplicate keys, of which plain YAML silently takes the last, and YAML 1.1 numbers that
     people read otherwise: `010` is 8 there, `22:01` is 1321.
@@ -52,17 +60,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     Uses libyaml if available: in Python, all board types cost every command 0.1 s.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
+    def flatten_mapping(self, node: Any) -> None:
+        """Merge what `<<` names, after a look at the mapping's own keys."""
+        if getattr(node, "is_flat", False):
+            return
+        node.is_flat, seen = True, set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key = "<<" if key_node.tag.endswith(":merge") else self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
+                _refuse(key_node, f"the key {key!r} is given twice")
             seen.add(key)
-        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return made
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:
+            _refuse(node, f"it merges more than {_MOST_KEYS:,} keys")
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         """Parse a number of base 10 (or of explicit base: `0x`, `0b`)."""
@@ -71,14 +81,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         digits = node.value.lstrip("+-").replace("_", "")
         is_octal = kind == "int" and len(digits) > 1 and digits.isdecimal() and digits.startswith("0")
         if is_octal or ":" in digits:
-            base = "8" if is_octal else "60"
-            raise yaml.constructor.ConstructorError(
-                None,
-                None,
-                f"{node.value} is a number of base {base} in YAML ({made}); write a decimal number without a leading "
-                "zero or colon, or quote a text",
-                node.start_mark,
-            )
+            said = f"{node.value} is a number of base {8 if is_octal else 60} in YAML ({made})"
+            _refuse(node, f"{said}; write a decimal number without a leading zero or colon, or quote a text")
         return made
 
 

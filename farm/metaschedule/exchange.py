@@ -227,9 +227,20 @@ def read_file(path: Path) -> RecordBundle:
         data = (gzip.GzipFile(fileobj=file) if packed else file).read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ValueError("it is too large")
+        _refuse_others(data.partition(b"\n")[0])
         bundle = parse(json.loads(data.decode(), object_pairs_hook=_to_object))
     require_sound(bundle, str(path), is_ours=False)
     return bundle
+
+
+def _refuse_others(line: bytes) -> None:
+    """Raise ValueError for the first line of another tuner's file."""
+    with contextlib.suppress(ValueError, RecursionError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and ({"input", "config"} <= entry.keys() or {"i", "r"} <= entry.keys()):
+            raise LookupError("it is a log of AutoTVM or AutoScheduler, which this TVM no longer has; tune again")
+        if isinstance(entry, list):
+            raise TypeError("it is one of MetaSchedule's two files; give their folder to `farm record import`")
 
 
 def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -257,15 +268,15 @@ def to_document(bundle: RecordBundle) -> dict[str, Any]:
 
 def read_folder(folder: Path) -> RecordBundle | None:
     """Read the bundle in a folder; None where it has only MetaSchedule's files. Raises UsageError."""
-    path = folder / OURS
-    if not path.is_file():
-        if not (folder / WORKLOADS).is_file() or not (folder / TUNING_RECORDS).is_file():
-            raise UsageError(
-                f"{folder} holds no records",
-                f"Give a folder with {WORKLOADS} and {TUNING_RECORDS}, or another farm.db.",
-            )
-        return None
-    return read_file(path)
+    if folder.is_file() or (folder / OURS).is_file():
+        return read_file(folder if folder.is_file() else folder / OURS)
+    if missing := [name for name in (WORKLOADS, TUNING_RECORDS) if not (folder / name).is_file()]:
+        lacks = f"{folder} holds no records: it lacks {' and '.join(missing)}"
+        raise UsageError(
+            lacks if folder.is_dir() else f"there is no {folder}",
+            f"Give a folder with {WORKLOADS} and {TUNING_RECORDS}, or another farm.db.",
+        )
+    return None
 
 
 def parse(document: Any) -> RecordBundle:

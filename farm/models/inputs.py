@@ -39,7 +39,7 @@ def find_rows(model: onnx.ModelProto) -> dict[str, int]:
 
     An index is valid from 0 to rows - 1. Tables of unknown shape are ignored.
     """
-    nodes = list(_list_nodes(model.graph))
+    nodes = list(list_nodes(model.graph))
     if not any(node.op_type in _LOOKUPS for node in nodes):
         return {}
     sources = {out: node.input[0] for node in nodes if node.op_type in _PASSING and node.input for out in node.output}
@@ -59,12 +59,13 @@ def find_rows(model: onnx.ModelProto) -> dict[str, int]:
     return rows
 
 
-def _list_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def list_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yield all nodes, those of inner graphs too."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _list_nodes(inner)
+                yield from list_nodes(inner)
 
 
 def _follow(name: str, sources: Mapping[str, str]) -> str:

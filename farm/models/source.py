@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -19,10 +20,12 @@ import onnx.external_data_helper
 
 from farm.errors import UnavailableError, UsageError
 from farm.models import exported, trained, zoo
+from farm.models.inputs import list_nodes
 from farm.models.tflite import conversion
 
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1
+_OWN = "ai.onnx"
 _ZIP = b"PK\x03\x04"
 _EXPORTED = ".pt2"
 _SUFFIXES = (".onnx", conversion.SUFFIX)
@@ -133,7 +136,8 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
         raise _unreadable(path, data)
     if not model.graph.node:
         raise UsageError(f"{path} holds an ONNX model without any node", "Export the model again.")
-    external = _take_in_external_data(path, model)
+    changed = _take_in_external_data(path, model)
+    changed |= _respell_domains(model) | _complete_outputs(model)
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
@@ -142,9 +146,36 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
             "Export the model again; `python -m onnx.checker` tells more.",
         ) from error
     try:
-        return model.SerializeToString(deterministic=True) if external else data
+        return model.SerializeToString(deterministic=True) if changed else data
     except (ValueError, google.protobuf.message.EncodeError) as error:
         raise UsageError(f"{path} with its external weights exceeds 2 GiB, more than the farm can take") from error
+
+
+def _respell_domains(model: onnx.ModelProto) -> bool:
+    """Write ONNX's own domain as "", which its checker wants; say whether it was spelt otherwise."""
+    owners = (model, *model.functions)
+    named = [*(node for each in (model.graph, *model.functions) for node in list_nodes(each))]
+    spelt = [
+        each for each in (*named, *(each for owner in owners for each in owner.opset_import)) if each.domain == _OWN
+    ]
+    for each in spelt:
+        each.domain = ""
+    for owner in owners if spelt else ():
+        opsets = {each.domain: each.version for each in owner.opset_import}
+        del owner.opset_import[:]
+        owner.opset_import.extend(onnx.helper.make_opsetid(*each) for each in opsets.items())
+    return bool(spelt)
+
+
+def _complete_outputs(model: onnx.ModelProto) -> bool:
+    """Give outputs without type or shape those that ONNX infers; say whether there were any."""
+    bare = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    if bare:
+        with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+            found = {value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.output}
+            for value in bare:
+                value.CopyFrom(found[value.name])
+    return bool(bare)
 
 
 def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:

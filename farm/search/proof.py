@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,10 @@ def require_graph(text: str) -> None:
     TVM writes a node after its parts, so that every reference points back.
     """
     graph = json.loads(text)
+    # TVM had other keys until 0.20, and types of `tir` until 0.24.
+    if re.search(r'"type_key": ?"|"type": ?"tir\.', text):
+        version = re.search(r'"tvm_version": ?"([\w.]{1,20})', text)
+        raise ValueError(f"TVM {version[1] if version else 'of old'} wrote it, which this TVM cannot read: tune again")
     nodes, root = (graph.get("nodes"), graph.get("root_index")) if isinstance(graph, dict) else (None, None)
     fine = isinstance(nodes, list) and isinstance(root, int) and 0 <= root < len(nodes)
     if not isinstance(nodes, list) or not fine:

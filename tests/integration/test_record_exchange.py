@@ -190,6 +190,26 @@ def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage:
         exchange.read_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("x", '{"input": ["llvm"], "config": {}, "result": []}\n{}', "log of AutoTVM"),
+        ("x", '{"i": [["[]"]], "r": [[0.1]]}\n{}', "log of AutoTVM or AutoScheduler"),
+        ("x", '["1", "AA=="]\n["2"]', "one of MetaSchedule's two files"),
+        ("", "", "there is no"),
+        (f"dir/{exchange.WORKLOADS}", "", f"it lacks {exchange.TUNING_RECORDS}"),
+    ],
+)
+def test_files_of_others_are_named(tmp_path: pathlib.Path, name: str, text: str, said: str) -> None:
+    """Another tuner's log, one file of two, and nothing at all: the error says which."""
+    path = tmp_path / (name or "none")
+    if name:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        exchange.read_folder(path.parent if "/" in name else path)
+
+
 @pytest.mark.core
 def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
     """Modules of two workloads exchanged: each would be measured, verified and recorded as the other."""

@@ -150,7 +150,8 @@ def test_the_length_of_a_sequence_is_no_code() -> None:
     [({"activations": ["Elu", "Tanh", "Tanh"]}, "activation Elu"), ({"input_forget": 1}, "attribute input_forget")],
 )
 def test_what_is_not_done_is_refused_by_name(attributes: Mapping[str, Any], reason: str) -> None:
-    """By operator and node, with what it is that is not done."""
+    """By operator and node, with what it is that is not done, and no advice about sequences."""
     model = make_model(dataclasses.replace(CASES["lstm"], attributes=attributes))
-    with pytest.raises(UsageError, match=rf"LSTM .*does not support the {reason}"):
+    with pytest.raises(UsageError, match=rf"LSTM .*does not support the {reason}") as raised:
         importer.import_onnx(model, {"x": (5, 1, INPUTS)})
+    assert "sequence" not in raised.value.hint

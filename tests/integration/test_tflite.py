@@ -19,7 +19,7 @@ from farm.artifacts import compile as compiling
 from farm.errors import UsageError
 from farm.models import batches, source
 from farm.models import inputs as model_inputs
-from farm.models.tflite import conversion
+from farm.models.tflite import conversion, operators
 from farm.search import target, tvm_env
 from tests.integration.tflite_models import Writer
 
@@ -328,6 +328,20 @@ def test_a_batch_is_taken_through_reshapes(tmp_path: pathlib.Path) -> None:
     model, _ = batches.set_batch(source.resolve_model(str(path)), (), 3)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     assert session.run(None, {"t0": np.zeros((3, 8, 8, 3), np.int8)})[0].shape == (3, 5)
+
+
+def biased(w: Writer, axis: int) -> list[int]:
+    kernel = w.constant(np.ones((2, 4), np.int8), [0.1, 0.2])
+    bias = w.constant(np.array([1, 2], np.int32), [0.01, 0.02], axis=axis)
+    w.add(
+        "FULLY_CONNECTED", [w.input(1, 4, dtype="int8", scale=0.1), kernel, bias], out := w.tensor((1, 2), "int8", 1.0)
+    )
+    return [out]
+
+
+def test_a_bias_with_the_axis_of_its_weights_is_taken() -> None:
+    """It has one dimension, along which its scales lie."""
+    assert operators.convert(write(biased, 3)) == operators.convert(write(biased, 0))
 
 
 def custom(w: Writer) -> list[int]:

@@ -31,6 +31,21 @@ def write(folder: pathlib.Path, text: str, name: str = "my-board") -> pathlib.Pa
     return folder
 
 
+class Pair(documents.StrictModel):
+    one: dict[str, int]
+    two: dict[str, int]
+
+
+def test_mappings_merge() -> None:
+    """`<<` gives a mapping another's keys, its own come first; growth without bound is refused."""
+    where = pathlib.Path("f.yaml")
+    found = documents.parse_document("one: &a {x: 1, y: 2}\ntwo: {<<: *a, y: 3}\n", Pair, where)
+    assert found.two == {"x": 1, "y": 3}
+    bomb = "".join(f"k{at}: &k{at} {{<<: [*k{at - 1}, *k{at - 1}]}}\n" for at in range(1, 40))
+    with pytest.raises(UsageError, match=r"line .* it merges more than 10,000 keys"):
+        documents.parse_document(f"k0: &k0 {{x: 1}}\n{bomb}", Pair, where)
+
+
 def test_own_types() -> None:
     """The farm ships these types, and `local` alone is the host."""
     types = board_types.load_board_types()

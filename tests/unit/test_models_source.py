@@ -193,6 +193,21 @@ def test_external_weights_missing(tmp_path: pathlib.Path, tiny: bytes) -> None:
     assert str(tmp_path) in raised.value.hint
 
 
+@pytest.mark.parametrize("shape", [False, True], ids=["no type", "no shape"])
+def test_what_onnx_runtime_takes_is_taken(tmp_path: pathlib.Path, shape: bool) -> None:
+    """The domain "ai.onnx" is ONNX's own, and an output without type or shape has what ONNX infers."""
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    output = output if shape else onnx.ValueInfoProto(name="y")
+    graph, opsets = onnx.helper.make_graph([node], "g", [given], [output]), [onnx.helper.make_opsetid("ai.onnx", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    model = source.resolve_model(str(tmp_path / "model.onnx")).load()
+    assert [(each.domain, each.version) for each in model.opset_import] == [("", 17)]
+    assert model.graph.node[0].domain == ""
+    assert model.graph.output[0].type == given.type
+
+
 def test_invalid_graph_names_the_trouble(tmp_path: pathlib.Path) -> None:
     """A graph that the checker refuses is refused with the checker's words."""
     node = onnx.helper.make_node("Relu", ["nothing_makes_this"], ["y"])

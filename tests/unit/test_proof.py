@@ -33,10 +33,12 @@ def array(*references: int) -> dict[str, Any]:
         (graph({"data": []}), "node 0 has no type"),
         ("[]", "no TVM object"),
         ("{", "Expecting"),
+        ('{"root":0,"nodes":[{"type_key":""}],"attrs":{"tvm_version":"0.13.0"}}', "TVM 0.13.0 wrote it"),
+        (graph({"type": "tir.Var", "data": {}}), "TVM of old wrote it"),
     ],
 )
 def test_what_would_crash_tvm_is_refused(text: str, problem: str) -> None:
-    """Circles, references to nothing, and functions so deep that reading them ends the process."""
+    """Circles, references to nothing, functions so deep that reading them ends the process, and objects of old."""
     with pytest.raises(ValueError, match=problem):
         proof.require_graph(text)
 

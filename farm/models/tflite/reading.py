@@ -120,7 +120,9 @@ def _read_tensor(root: Any, tensor: Any, data: bytes) -> Tensor:
         raise UsageError(f"its tensor {name!r} has the type {kind}, which is not supported")
     scale, zero, axis = None, np.zeros(1, np.int64), 0
     if (quantisation := tensor.Quantization()) is not None and quantisation.ScaleLength():
-        scale, axis = np.asarray(quantisation.ScaleAsNumpy(), np.float32), quantisation.QuantizedDimension()
+        # Some converters give a bias the axis of its weights; the interpreter ignores it.
+        axis = quantisation.QuantizedDimension() if len(shape) != 1 else 0
+        scale = np.asarray(quantisation.ScaleAsNumpy(), np.float32)
         if quantisation.ZeroPointLength():
             zero = np.asarray(quantisation.ZeroPointAsNumpy(), np.int64)
     buffer, values = root.Buffers(tensor.Buffer()), None

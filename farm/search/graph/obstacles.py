@@ -91,7 +91,7 @@ def find_obstacles(graph: onnx.GraphProto, sized_by_values: Container[str]) -> l
         if not reason and node_label(node) in sized_by_values:
             reason = _SIZED
         if reason:
-            hint = _HINTS.get(operator, _CUT) if reason == _SIZED else find_hint(node)
+            hint = _HINTS.get(operator, _CUT) if reason == _SIZED else find_hint(node, reason)
             found.append(Obstacle(operator, node_name(node), tuple(filter(None, node.input)), reason, hint))
     return found
 
@@ -110,8 +110,10 @@ def refuse(graph: onnx.GraphProto, sized_by_values: Container[str]) -> None:
         raise UsageError(describe(found), " ".join(dict.fromkeys(each.hint for each in found)))
 
 
-def find_hint(node: onnx.NodeProto) -> str:
+def find_hint(node: onnx.NodeProto, reason: str = "") -> str:
     """Return what to do about an operator that cannot be imported."""
+    if node.op_type in recurrent.OPERATORS and "sequence_lens" not in reason:
+        return HINT
     if node.domain in STANDARD_DOMAINS:
         return _HINTS.get(node.op_type, HINT)
     return _DOMAIN_HINTS.get(node.domain, HINT)
