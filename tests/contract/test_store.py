@@ -117,7 +117,7 @@ def test_an_index_of_others_loses_no_trial_silently(store: Store, place: StoreLo
         store.trials.add_several([trial("c2", Status.OK, 2.0), trial("c3", Status.OK, 3.0)])
     assert store.trials.count(1)["ok"] == 1
     find = soundness.find_server_problems if isinstance(place, str) else soundness.find_problems
-    assert find(place) == ["the table trials has unique columns that are none of a farm's"]  # type: ignore[arg-type]
+    assert "none of a farm's" in find(place)[0]  # type: ignore[arg-type]
 
 
 def test_a_trial_of_no_campaign_is_our_bug(store: Store) -> None:
