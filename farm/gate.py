@@ -39,6 +39,7 @@ EXAMPLES = (
     + ", ".join((*UNITS, *SCORES))
     + "."
 )
+_TIMED = ("latency", "p90", "p99", "energy")
 _QUANTILES = {"p90": 0.9, "p99": 0.99}
 _DRAWS, _SEED = 2000, 7
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
@@ -94,15 +95,18 @@ def judge(
 ) -> dict[str, Any]:
     """Judge a candidate by `bench`'s document and its scores; return this board's part of the gate's document.
 
-    Wrong outputs fail at any speed. A figure that the board has no sensor for is undecided.
+    Wrong outputs fail at any speed. A figure that the board has no sensor for is undecided, and one of a run whose
+    latencies are doubtful.
     """
     [model], board, artifacts = benched["models"], benched["board"], subject.list_artifacts()
+    doubt = model.get("doubt", "")
     judged = [_judge(each, artifacts, timed, scorer) for each in conditions] if verified.matches else []
+    judged = [dismiss(each) for each in judged] if doubt else judged
     verdict = find_worst([each["verdict"] for each in judged]) if verified.matches else FAIL
     part = {"model": model["model"], "board": board["name"], "board_type": board["type"]}
     part |= {"simulated": board["simulated"], "device": subject.device, "verdict": verdict}
     part |= {"verified": verified.model_dump(mode="json")}
-    part |= {key: benched[key] for key in ("operating_point", "threads", "clocks")} | {"doubt": model.get("doubt", "")}
+    part |= {key: benched[key] for key in ("operating_point", "threads", "clocks")} | {"doubt": doubt}
     part |= {"rounds": len(timed.rounds), "conditions": judged, "candidate": None, "baseline": None}
     for key, name in (("candidate", OURS), ("baseline", BASELINE)):
         if name in artifacts:
@@ -110,6 +114,11 @@ def judge(
             facts = {"library_sha256": about.library.sha256, "memory_bytes": about.memory_bytes}
             part[key] = {**model["variants"][name], "artifact": str(artifacts[name].folder), **facts}
     return part
+
+
+def dismiss(judged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a judgement from a run whose latencies are doubtful: what was timed decides nothing."""
+    return {**judged, "verdict": UNDECIDED} if judged["metric"] in _TIMED else dict(judged)
 
 
 def find_worst(verdicts: Sequence[str]) -> str:

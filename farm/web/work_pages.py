@@ -268,7 +268,9 @@ def show_sweep(
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
         rows = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
-        choices = store.session.read_each("the sweep", rows, stored.summarise)
+        # Simulated figures and measured ones say nothing about each other.
+        alike = [row for row in rows if row.simulated == document["board"]["simulated"]]
+        choices = store.session.read_each("the sweep", alike, stored.summarise)
     latest = f"{goal.deadline_s * 1e3:.6g}ms" if goal.deadline_s else "none"
     most = f"{goal.max_power_w:.6g}W" if goal.max_power_w else "none"
     return show(
@@ -358,12 +360,15 @@ def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Compare two sweeps at the points that both measured; none where they are of different kinds."""
+    """Compare two sweeps at the points that both measured; none where they have none in common.
+
+    Raises UsageError where one of them is simulated and the other is not.
+    """
     if other is None:
         return []
-
+    compare.refuse_mixture(document, other)
     try:
-        pairs = compare.compare_sweeps(document, other, mixed=True)
+        pairs = compare.compare_sweeps(document, other)
     except UsageError:
         return []
     return [{"one": pair.one, "other": pair.other, "points": pair.points, "left_out": pair.left_out} for pair in pairs]

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from farm.errors import UsageError
-from farm.gate import find_worst, read_baseline, read_conditions
+from farm.gate import dismiss, find_worst, read_baseline, read_conditions
 
 # As version 0.2 wrote it.
 BASELINE = {
@@ -72,3 +72,9 @@ def test_scores_are_bounded_below() -> None:
 def test_the_worst_verdict_counts(verdicts: list[str], worst: str) -> None:
     """One condition that holds fails all."""
     assert find_worst(verdicts) == worst
+
+
+@pytest.mark.parametrize(("metric", "verdict"), [("latency", "undecided"), ("energy", "undecided"), ("size", "fail")])
+def test_doubtful_latencies_decide_nothing(metric: str, verdict: str) -> None:
+    """A gate on a busy board neither passes nor fails by what it timed; sizes count as before."""
+    assert dismiss({"metric": metric, "verdict": "fail"}) == {"metric": metric, "verdict": verdict}

@@ -647,6 +647,19 @@ def test_campaigns_stand_side_by_side(client: TestClient) -> None:
     assert client.get(f"/campaigns/{web_store.CAMPAIGN}?beside=none").status_code == 404
 
 
+def test_a_simulated_sweep_stands_beside_no_real_one(tmp_path: pathlib.Path) -> None:
+    """The page offers sweeps of the same kind to stand beside one, and refuses others with the way to see both."""
+    with Store(tmp_path / "farm.db") as store:
+        web_store.fill(store, boards=4, trials=10)
+        one, like, real = (web_store.fill_sweep(store, simulated=each) for each in (True, True, False))
+    with make_client(tmp_path) as client:
+        page = client.get(f"/sweeps/{one}?beside={like}")
+        assert (page.status_code, f'value="{like}"' in page.text, f'value="{real}"' in page.text) == (200, True, False)
+        refused = client.get(f"/sweeps/{one}?beside={real}")
+    assert refused.status_code == 422
+    assert f"farm sweep compare {one} {real} --mixed" in refused.text
+
+
 def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:
     """What was compiled on this machine is listed with its folder until it is removed; what could be, apart."""
     folder = tmp_path / "tiny-nano"

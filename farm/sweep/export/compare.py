@@ -54,7 +54,7 @@ def compare_sweeps(one: Document, other: Document, *, mixed: bool = False) -> li
     Raises UsageError where a simulated sweep meets a real one without `mixed`, where no series match, and where nothing
     was measured in both.
     """
-    _refuse_mixture(one, other, mixed)
+    refuse_mixture(one, other, mixed=mixed)
     pairs = [_pair(first, second) for first, second in _match(one, other)]
     if not any(pair.points or pair.bests for pair in pairs):
         raise UsageError(
@@ -84,13 +84,15 @@ def comparison_to_dict(one: Document, other: Document, pairs: Sequence[SeriesPai
     }
 
 
-def _refuse_mixture(one: Document, other: Document, mixed: bool) -> None:
+def refuse_mixture(one: Document, other: Document, *, mixed: bool = False) -> None:
+    """Raise UsageError where one of two sweeps is of a simulated board, the other is not, and that is not asked for."""
     if mixed or bool(one["board"]["simulated"]) == bool(other["board"]["simulated"]):
         return
     simulated, real = (one, other) if one["board"]["simulated"] else (other, one)
     raise UsageError(
         f"sweep {simulated['sweep']} is of a simulated board, sweep {real['sweep']} of a real one",
-        "Their figures say nothing about each other. To look at both all the same: --mixed.",
+        "Their figures say nothing about each other. To look at both all the same: "
+        f"farm sweep compare {one['sweep']} {other['sweep']} --mixed.",
     )
 
 
