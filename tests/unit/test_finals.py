@@ -192,7 +192,7 @@ def test_records_that_are_what_was_predicted_gain_nothing(store: Store) -> None:
     lab.drive()
     assert lab.refused() == {}
     assert set(lab.asked) == {PREDICTED}
-    assert "the best schedules are the predicted ones" in lab.document["said"]
+    assert "no schedule is known that is better than the predicted ones" in lab.document["said"]
 
 
 def test_records_that_are_wrong_or_crash_are_not_taken(store: Store) -> None:

@@ -244,7 +244,7 @@ def _say(verdict: Verdict, against: Ratio | None, differing: int, left_out: int)
             return said
         return f"{said}, without {left_out} of {differing} records, which are slower within the model"
     if not differing:
-        return "tuning found no speedup: the best schedules are the predicted ones"
+        return "no schedule is known that is better than the predicted ones"
     if against is None:
         return "tuning found no speedup: only the predicted schedules compute the right output"
     if against.is_slower:
