@@ -150,7 +150,8 @@ class Gain:
     `last_s` is the sum over its `workloads`: of the record where there is one (`recorded`), else of the best trial
     (`tried`), else of the prediction (`guessed`); None where one has none of these.
 
-    `factor`: how many times as fast as without a trial it is; 1.0 where nothing was gained.
+    `factor`: how many times as fast as without a trial it is; 1.0 where nothing was gained, None where its latencies
+    are doubtful.
     """
 
     model: str
@@ -197,7 +198,7 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
         if timed:
             last_s = final["latency_s"]
             predicted_s = final["variants"].get("predicted", {}).get("median")
-            factor = (final["gain"] or {"value": 1.0})["value"]
+            factor = None if final.get("doubt") else (final["gain"] or {"value": 1.0})["value"]
         gains.append(
             Gain(*key, predicted_s, last_s, factor, final.get("said", ""), timed, len(curve["calls"]), *counts)
         )
