@@ -9,12 +9,13 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from farm.errors import PermanentError
 from farm.inventory.board_types import BoardType
 from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
 from farm.provision.layout import Layout
-from farm.provision.shell import BoardShell
+from farm.provision.shell import BoardShell, join_lines
 
 # For the survey script; a worn SD card is slow.
 SURVEY_TIMEOUT_S = 60.0
@@ -23,55 +24,6 @@ MARKER = "tvm-farm-board"
 # sudo's first message is long; its refusal is in the first lines.
 _MAX_REFUSAL = 300
 TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
-
-_LOGIN = """
-say() {{ printf '%s=%s\\n' "$1" "$2"; }}
-say uid "$(id -u)"; say home "${{HOME:-/}}"
-if [ "$(id -u)" != 0 ]; then
-  if ! command -v sudo >/dev/null; then say refused 'there is no sudo'
-  elif said=$(sudo -n true 2>&1); then say sudo 1
-  else say refused "$(printf %s "$said" | tr '\\n' ' ')"; fi
-fi
-if [ -d /run/systemd/system ]; then say systemd 1; fi
-if [ -f {prefix}/{marker} ]; then say standing "$(readlink {prefix}/current 2>/dev/null | sed 's,^versions/,,')"; fi
-"""
-
-_SURVEY = """
-say() {{ printf '%s=%s\\n' "$1" "$2"; }}
-say arch "$(uname -m)"
-say kernel "$(uname -sr)"
-say os "$(. /etc/os-release 2>/dev/null; echo "${{PRETTY_NAME:-unknown}}")"
-say l4t "$(head -n 1 /etc/nv_tegra_release 2>/dev/null || dpkg-query -W -f '${{Version}}' nvidia-l4t-core 2>/dev/null)"
-say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/.* //')"
-say clock "$(date +%s)"
-for tool in {tools}; do command -v "$tool" >/dev/null || say lacks "$tool"; done
-folder={prefix}
-while [ ! -d "$folder" ]; do folder=${{folder%/*}}; folder=${{folder:-/}}; done
-say free_kib "$(df -Pk "$folder" | awk 'NR==2 {{print $4}}')"
-say free_files "$(df -Pi "$folder" | awk 'NR==2 && $2>0 {{print $4}}')"
-if [ -w "$folder" ]; then say writable 1; fi
-for python in {pythons}; do
-  found=$(command -v "$python") || continue
-  version=$("$found" -I -c '{version}' 2>/dev/null) || continue
-  say python "$version $found"
-done
-if grep -Eqs ' (0100007F|0+):{port} 0+:0000 0A ' /proc/net/tcp /proc/net/tcp6; then say listening 1; fi
-if [ -d {models} ]; then say models 1; fi
-cd {prefix} 2>/dev/null || exit 0
-if [ -f {marker} ]; then say ours 1; elif [ -n "$(ls -A)" ]; then say foreign 1; fi
-say current "$(readlink current 2>/dev/null | sed 's,^versions/,,')"
-if [ -f pending ]; then say pending "$(cat pending)"; fi
-say started "$(cat started 2>/dev/null || true)"
-for version in versions/*; do
-  if [ -f "$version/complete" ] && "$version/bin/python" -I -c '' 2>/dev/null; then say version "${{version#versions/}}"
-  elif [ -d "$version" ]; then say partial "${{version#versions/}}"; fi
-done
-for left in incoming previous; do if [ -e "$left" ]; then say left "$left"; fi; done
-for file in {files}; do if [ -f "$file" ]; then say file "$(sha256sum "$file")"; fi; done
-{account}
-{agent}
-if agent_listens; then say agent_pid "$pid"; fi
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +87,7 @@ def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
 
     Raises PermanentError, DeadlineError, BoardLostError.
     """
-    script = _LOGIN.format(prefix=shlex.quote(system_prefix), marker=MARKER)
+    script = _prepare("login.sh", prefix=system_prefix, marker=MARKER)
     facts = _read(shell.run(script, SURVEY_TIMEOUT_S, "asking who we are"))
     try:
         return Login(
@@ -155,20 +107,25 @@ def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
 def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_port: int) -> BoardSurvey:
     """Survey a board; `files` are paths to hash. Changes nothing. Raises as `fetch_login`."""
     newest_first = range(LAST_PYTHON[1], LEAST_PYTHON[1] - 1, -1)
-    script = _SURVEY.format(
-        prefix=shlex.quote(layout.prefix),
+    script = find_agent(layout, agent_port) + _prepare(
+        "survey.sh",
+        prefix=layout.prefix,
         tools=" ".join((*TOOLS, *(("useradd", "userdel") if layout.as_root else ()))),
         # The system's own Python first: other programs on the board were tested with it.
         pythons=" ".join(("python3", *(f"python3.{minor}" for minor in newest_first))),
-        version='import sys, ctypes, sqlite3, ssl, zlib; print("%d.%d" % sys.version_info[:2])',
         marker=MARKER,
-        files=" ".join(map(shlex.quote, files)),
-        account=f"if id {layout.user} >/dev/null 2>&1; then say user 1; fi" if layout.user else "",
-        agent=find_agent(layout, agent_port),
+        files=" ".join(files),
+        user=layout.user,
         port=f"{agent_port:04X}",
-        models=shlex.quote(layout.models),
+        models=layout.models,
     )
     return parse_survey(shell.run(script, SURVEY_TIMEOUT_S, "looking at what is there"))
+
+
+def _prepare(name: str, **values: str) -> str:
+    """Return a script of this folder with its variables set."""
+    script = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return "\n" + join_lines(*(f"{key}={shlex.quote(value)}" for key, value in values.items()), script)
 
 
 def find_agent(layout: Layout, agent_port: int) -> str:
