@@ -38,7 +38,7 @@ from farm.report.charts import (
     Reference,
 )
 
-WIDTH_INCHES, PAGE_INCHES = 8.4, 5.6
+WIDTH_INCHES, PAGE_INCHES = 8.4, 6.2
 DPI = 200
 # A palette of so many colours halves a PNG; text stays as smooth.
 _COLOURS = 128
