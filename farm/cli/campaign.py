@@ -87,7 +87,7 @@ def report(
         document = campaign_document.make_report(store, name)
     if out is None and not is_name(name):  # one of an earlier version's, which took any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
-    paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
+    paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"), output.note)
     yield {"campaign": name, "report": paths}
     print(paths["page"])
 

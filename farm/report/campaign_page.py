@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.report import campaign_charts, campaign_rows, campaign_words, drawing, pages
@@ -12,14 +12,19 @@ from farm.report import campaign_charts, campaign_rows, campaign_words, drawing,
 PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
 
 
-def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
+def write_campaign_report(
+    document: Mapping[str, Any], folder: pathlib.Path, note: Callable[[str], None] = lambda text: None
+) -> dict[str, str]:
     """Write the report into `folder`, made if need be; return the paths of `page`, `markdown`, `json` and charts.
 
-    `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
+    `note` is called before each chart. `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gains = campaign_rows.list_gains(document)
-    pictures = [drawing.save(chart, folder) for chart in campaign_charts.plan_charts(document, gains)]
+    planned, pictures = list(campaign_charts.plan_charts(document, gains)), []
+    for number, chart in enumerate(planned, 1):
+        note(f"drawing {chart.name} ({number} of {len(planned)})")
+        pictures.append(drawing.save(chart, folder))
     page = campaign_words.write_page(document, gains)
     texts = {
         "page": (PAGE, pages.write_html(page, pictures, (MARKDOWN, JSON))),

@@ -130,7 +130,9 @@ def test_what_has_no_winner_is_said() -> None:
 def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
     """A page with its pictures and tables, and the whole as JSON."""
     document = make_document(places=(PLACES[0], PLACES[2]))
-    paths = write_campaign_report(document, tmp_path / "one")
+    notes: list[str] = []
+    paths = write_campaign_report(document, tmp_path / "one", notes.append)
+    assert (notes[0], len(notes)) == ("drawing gains (1 of 4)", 4)
     assert {pathlib.Path(each).name for each in paths.values()} == {
         *("report.html", "report.md", "report.json", "gains.png", "course.png", "winners.png", "boards.png")
     }
