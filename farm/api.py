@@ -30,6 +30,7 @@ from farm.campaign.tune import tune
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.inventory.documents import check_document
+from farm.models.trained import TRAINED
 from farm.models.zoo import ZOO
 from farm.processes.machine import name_user
 from farm.report import campaign_page
@@ -339,7 +340,7 @@ def optimize(
     if not types or (LOCAL in types and len(types) > 1):
         raise UsageError("boards are of one kind or more of a fleet, or `local`: this machine alone")
     text = str(model)
-    about: dict[str, Any] = {"zoo": text} if text in ZOO else {"path": text}
+    about: dict[str, Any] = {"zoo": text} if text in ZOO or text in TRAINED else {"path": text}
     campaign = Campaign(
         name=stamp_name(pathlib.Path(text).stem) if name is None else name,
         models=about | {"shape": shape or {}} | ({} if batch is None else {"batch": batch}),

@@ -19,7 +19,7 @@ from farm.inventory import documents
 from farm.inventory.board_types import find_repeated
 from farm.inventory.documents import Place, StrictModel
 from farm.inventory.fleet_document import Label, LabelName
-from farm.models import zoo
+from farm.models import trained, zoo
 from farm.points.requests import parse_cores
 from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j
 
@@ -116,7 +116,7 @@ class ModelSpec(StrictModel):
     def _agrees_with_itself(self) -> ModelSpec:
         if (self.zoo is None) == (self.path is None):
             raise ValueError("a model is a name from the zoo, or has one of zoo and path")
-        if self.zoo is not None and self.zoo not in zoo.ZOO:
+        if self.zoo is not None and self.zoo not in zoo.ZOO and self.zoo not in trained.TRAINED:
             raise ValueError(f"no zoo model is called {self.zoo!r}; there are {', '.join(zoo.ZOO)}")
         if (twice := find_repeated(self.batch)) is not None:
             raise ValueError(f"the batch {twice} is given twice")

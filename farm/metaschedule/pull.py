@@ -92,7 +92,8 @@ def _fetch(address: str) -> bytes | str:
     """Return the data, or why there are none."""
     try:
         with _Session() as session, session.get(address, timeout=_TIMEOUT_S, stream=True) as answer:
-            answer.raise_for_status()
+            if not answer.ok:
+                return f"the server answers {answer.status_code} {answer.reason}"
             return bytes(answer.raw.read(_MOST_BYTES + 1, decode_content=True))
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         first: BaseException = error

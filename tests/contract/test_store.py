@@ -109,7 +109,7 @@ def test_trials_are_append_only(store: Store, place: StoreLocation, statement: s
 
 
 def test_an_index_of_others_loses_no_trial_silently(store: Store, place: StoreLocation) -> None:
-    """Where a unique index that is none of the farm's refuses a trial, the writer is told so, and nothing is stored."""
+    """Where a unique index that is none of the farm's refuses a trial, the writer gets an error."""
     execute(place, "CREATE UNIQUE INDEX ix_own ON trials (campaign, board)")
     assert store.trials.add(trial("c1", Status.OK, 1.0))
     assert not store.trials.add(trial("c1", Status.OK, 1.0))

@@ -58,6 +58,7 @@ def test_this_machine_takes_what_a_fleet_takes(tmp_path: pathlib.Path) -> None:
         farm.optimize("tiny-cnn", device="gpu", home=tmp_path).wait()
     with pytest.raises(UsageError, match="changes a dimension that the model fixes"):
         farm.optimize("tiny-cnn", shape={"data": (1, 3, 8, 8)}, home=tmp_path).wait()
+    farm.Campaign(name="c", models="efficientnet-lite0", boards="jetson-nano", budget=1, home=tmp_path)
     made = Optimized({"models": [{"name": "m"}], "types": [{"type": "local"}]}, Settings(), print)
     assert repr(made) == "<farm.Optimized m for local>"
 
