@@ -17,7 +17,8 @@ def write_campaign_report(
 ) -> dict[str, str]:
     """Write the report into `folder`, made if need be; return the paths of `page`, `markdown`, `json` and charts.
 
-    `note` is called before each chart. `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
+    `note` is called before each chart. `document` is what `farm campaign show NAME --json` prints. Raises OSError where
+    the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gains = campaign_rows.list_gains(document)
