@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,100 +29,9 @@ from farm.search.graph import bindings
 # Products that one lane sums at once.
 STEP = 4
 
-# Tensor intrinsics in TVM's script: their meaning and their code. Since LLVM 22 the x86 intrinsic takes bytes; TVM
-# 0.27's own still passes words.
-_SCRIPT = """
-@T.prim_func(s_tir=True)
-def {name}(
-    A: T.Buffer((4,), "{data}", offset_factor=1),
-    B: T.Buffer(({lanes}, 4), "int8", offset_factor=1),
-    C: T.Buffer(({lanes},), "int32", offset_factor=1),
-) -> None:
-    with T.sblock("root"):
-        T.reads(C[0:{lanes}], A[0:4], B[0:{lanes}, 0:4])
-        T.writes(C[0:{lanes}])
-        {body}
-"""
-_MEANING = """
-        for i in T.serial(0, {lanes}):
-            for k in T.serial(0, 4):
-                with T.sblock("update"):
-                    vi, vk = T.axis.remap("SR", [i, k])
-                    C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
-"""
-# The data of four products in every lane.
-_PIXEL = """T.reinterpret(
-    T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
-)"""
-_CODE = """
-        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("{instruction}"),
-            C.vload([0], dtype="int32x{lanes}"),
-            {pixel},
-            B.vload([0, 0], dtype="int8x{size}"),
-            dtype="int32x{lanes}",
-        )
-"""
-# Per lane, the first two and the last two of four products are added in 16 bits and then in pairs; bytes are loaded as
-# words of two.
-_CODE_OF_PAIRS = """
-        C[T.ramp(T.int32(0), 1, {lanes})] = C.vload([0], dtype="int32x{lanes}") + T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.saddlp.v4i32.v8i16"),
-            T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id("{instruction}"),
-                T.reinterpret(
-                    T.broadcast(T.reinterpret(A.vload([0], "{data}x2"), dtype="int16"), {lanes}), dtype="int8x8"
-                ),
-                T.reinterpret(
-                    T.Cast("int16x{lanes}", T.reinterpret(B.vload([0, 0], dtype="int8x{size}"), dtype="int32x{lanes}")),
-                    dtype="int8x8",
-                ),
-                dtype="int16x8",
-            )
-            + T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id("{instruction}"),
-                T.reinterpret(
-                    T.broadcast(T.reinterpret(A.vload([2], "{data}x2"), dtype="int16"), {lanes}), dtype="int8x8"
-                ),
-                T.reinterpret(
-                    T.Cast(
-                        "int16x{lanes}",
-                        T.shift_right(
-                            T.reinterpret(B.vload([0, 0], dtype="int8x{size}"), dtype="int32x{lanes}"),
-                            T.broadcast(T.int32(16), {lanes}),
-                        ),
-                    ),
-                    dtype="int8x8",
-                ),
-                dtype="int16x8",
-            ),
-            dtype="int32x{lanes}",
-        )
-"""
-# One factor of the x86 instruction is unsigned, so the weights take the data's sign. Twice 127 * 128 fits in 16 bits.
-_CODE_OF_SIGNED_PAIRS = """
-        C[T.ramp(T.int32(0), 1, {lanes})] = C.vload([0], dtype="int32x{lanes}") + T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
-            T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id("{instruction}"),
-                T.call_llvm_pure_intrin(
-                    T.llvm_lookup_intrinsic_id("llvm.x86.avx2.psign.b"),
-                    {pixel},
-                    {pixel},
-                    dtype="int8x{size}",
-                ),
-                T.call_llvm_pure_intrin(
-                    T.llvm_lookup_intrinsic_id("llvm.x86.avx2.psign.b"),
-                    B.vload([0, 0], dtype="int8x{size}"),
-                    {pixel},
-                    dtype="int8x{size}",
-                ),
-                dtype="int16x{pairs}",
-            ),
-            T.broadcast(T.int16(1), {pairs}),
-            dtype="int32x{lanes}",
-        )
-"""
+# Tensor intrinsics in TVM's script, by name: their frame, their meaning, their code.
+_TEXT = re.sub(r"(?m)^#.*\n", "", Path(__file__).with_suffix(".tvmscript").read_text(encoding="utf-8"))
+_PARTS = dict(part.split("\n", 1) for part in _TEXT.split("=== ")[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,18 +48,18 @@ class Instruction:
     name: str
     at_once: int = STEP
     least: int = -128
-    code: str = _CODE
+    code: str = "code"
 
 
 # By machine, the best first.
 INSTRUCTIONS: Mapping[str, tuple[Instruction, ...]] = {
     "x86_64": (
         Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),
-        Instruction("int8", (8,), ("avx2",), "llvm.x86.avx2.pmadd.ub.sw", 2, -127, _CODE_OF_SIGNED_PAIRS),
+        Instruction("int8", (8,), ("avx2",), "llvm.x86.avx2.pmadd.ub.sw", 2, -127, "code_of_signed_pairs"),
     ),
     "aarch64": (
         Instruction("int8", (4,), ("dotprod",), "llvm.aarch64.neon.sdot.v4i32.v16i8"),
-        Instruction("int8", (4,), ("neon",), "llvm.aarch64.neon.smull.v8i16", 2, -127, _CODE_OF_PAIRS),
+        Instruction("int8", (4,), ("neon",), "llvm.aarch64.neon.smull.v8i16", 2, -127, "code_of_pairs"),
     ),
 }
 
@@ -187,10 +98,10 @@ def register(data: str, lanes: int, at_once: int = STEP) -> str:
     every = itertools.chain(*INSTRUCTIONS.values())
     found = next(each for each in every if (each.data, each.at_once) == (data, at_once) and lanes in each.lanes)
     words = {"data": data, "lanes": lanes, "size": STEP * lanes, "pairs": 2 * lanes}
-    words |= {"instruction": found.name.format(bits=32 * lanes), "pixel": _PIXEL.format(**words)}
+    words |= {"instruction": found.name.format(bits=32 * lanes), "pixel": _PARTS["pixel"].rstrip().format(**words)}
     meaning, code = (
-        tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**words), **words))
-        for name, body in (("meaning", _MEANING), ("code", found.code))
+        tvm.script.from_source(_PARTS["script"].format(name=name, body=body.strip().format(**words), **words))
+        for name, body in (("meaning", _PARTS["meaning"]), ("code", _PARTS[found.code]))
     )
     name = f"farm.{'dots' if at_once == STEP else 'pairs'}_{data}x{lanes}"
     TensorIntrin.register(name, meaning, code, override=True)
