@@ -80,14 +80,8 @@ _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Input should be greater than (\S+)", r"it must be more than \1"),
         (r"Input should be less than (\S+)", r"it must be less than \1"),
         (r"Input should be ('.*)", r"it must be \1"),
-        (
-            r"\w+ should have at least (\d+) items? after validation.*",
-            r"it needs at least \1",
-        ),
-        (
-            r"\w+ should have at most (\d+) items? after validation.*",
-            r"it may have at most \1",
-        ),
+        (r"\w+ should have at least (\d+) items? after validation.*", r"it needs at least \1"),
+        (r"\w+ should have at most (\d+) items? after validation.*", r"it may have at most \1"),
         (r"String should have at (least|most) (\d+) characters?", r"it must have at \1 \2 characters"),
         (r"String should match pattern (.*)", r"it must match \1"),
         (r"Input should (.*)", r"it must \1"),

@@ -32,9 +32,7 @@ class Settings:
         "", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder"
     )
     store: str = _setting(
-        "",
-        "FARM_STORE",
-        "postgresql://USER@HOST/DATABASE, a store for several hosts; default: farm.db in FARM_HOME",
+        "", "FARM_STORE", "postgresql://USER@HOST/DATABASE, a store for several hosts; default: farm.db in FARM_HOME"
     )
     tracker_port: int = _setting(
         9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped"

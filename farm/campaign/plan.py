@@ -155,11 +155,7 @@ def merge_workloads(
             calls = dict(zip(known.models, known.calls, strict=True))
             calls[model.name] = calls.get(model.name, 0) + int(each.weight)
             found[each.hash] = known.model_copy(
-                update={
-                    "weight": known.weight + each.weight,
-                    "models": tuple(calls),
-                    "calls": tuple(calls.values()),
-                }
+                update={"weight": known.weight + each.weight, "models": tuple(calls), "calls": tuple(calls.values())}
             )
     return tuple(sorted(found.values(), key=lambda each: (-each.flop * each.weight, each.name, each.hash)))
 

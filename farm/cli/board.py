@@ -41,10 +41,7 @@ app = typer.Typer(help="Boards: register, reach, provision and inspect them; boa
 app.command("show")(board_types.show)
 
 
-Names = Annotated[
-    list[str],
-    typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them."),
-]
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
 
 

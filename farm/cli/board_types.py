@@ -43,9 +43,7 @@ def print_type(board_type: inventory_board_types.BoardType) -> None:
     if board_type.clusters:
         output.stdout.print()
         tables.print_table(
-            ("Clock", "Of", "CPUs", "Lowest MHz", "Highest MHz", "Points"),
-            _clock_rows(board_type),
-            left=(0, 1, 2),
+            ("Clock", "Of", "CPUs", "Lowest MHz", "Highest MHz", "Points"), _clock_rows(board_type), left=(0, 1, 2)
         )
     if board_type.power.chips:
         output.stdout.print()

@@ -29,8 +29,7 @@ def build(
         str | None, typer.Option("--board-type", metavar="TYPE", help="Board type whose architecture it is.")
     ] = None,
     python: Annotated[
-        list[str] | None,
-        typer.Option("--python", metavar="3.11", help="Python version of the boards; repeatable."),
+        list[str] | None, typer.Option("--python", metavar="3.11", help="Python version of the boards; repeatable.")
     ] = None,
     managed_python: Annotated[
         bool,

@@ -117,10 +117,7 @@ def make(
 
 NONE = "none"
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them."),
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them.")]
 Trials = Annotated[
     str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
 ]

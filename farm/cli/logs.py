@@ -53,17 +53,9 @@ _LOOK_S = 0.25
 @output.command
 def logs(
     campaign: Annotated[
-        str,
-        typer.Option(
-            "--campaign",
-            metavar="NAME",
-            help="Only lines about a campaign, by its name or number.",
-        ),
+        str, typer.Option("--campaign", metavar="NAME", help="Only lines about a campaign, by its name or number.")
     ] = "",
-    board: Annotated[
-        str,
-        typer.Option("--board", metavar="NAME", help="Only lines about a board."),
-    ] = "",
+    board: Annotated[str, typer.Option("--board", metavar="NAME", help="Only lines about a board.")] = "",
     lines: Annotated[int, typer.Option("--lines", min=0, max=_MOST_LINES, help="Number of last lines.")] = 100,
     since: Annotated[str, typer.Option("--since", metavar="1h", help="Only lines younger than that.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,

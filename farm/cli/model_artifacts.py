@@ -56,8 +56,7 @@ def compile_(
         ),
     ] = "default",
     missing: Annotated[
-        str,
-        typer.Option("--missing", metavar="rule|tune|refuse", help="Treatment of workloads without a record."),
+        str, typer.Option("--missing", metavar="rule|tune|refuse", help="Treatment of workloads without a record.")
     ] = "rule",
     trials: options.Trials = 128,
     simulated: Annotated[

@@ -53,8 +53,7 @@ def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[
-    str,
-    typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz."),
+    str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz.")
 ]
 
 

@@ -110,8 +110,7 @@ Batch = Annotated[
 
 
 TrustModel = Annotated[
-    bool,
-    typer.Option("--trust-model", help="Read a program of torch.export, which can run code of the file's author."),
+    bool, typer.Option("--trust-model", help="Read a program of torch.export, which can run code of the file's author.")
 ]
 
 

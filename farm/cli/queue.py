@@ -68,15 +68,7 @@ def _to_row(request: dict[str, Any]) -> list[Any]:
     names = request["boards"]
     boards = names[0] if len(names) == 1 else f"{len(names)} of type {request['board_type']}"
     since = f"{format_duration(request['waited_s'])} ago"
-    return [
-        request["id"],
-        request["purpose"],
-        request["owner"],
-        since,
-        request["priority"],
-        boards,
-        request["why"],
-    ]
+    return [request["id"], request["purpose"], request["owner"], since, request["priority"], boards, request["why"]]
 
 
 @app.command("priority", context_settings={"ignore_unknown_options": True})

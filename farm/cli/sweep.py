@@ -174,10 +174,7 @@ def plan(model: Model, asked: Asked) -> output.Document:
 
 @app.command("resume")
 @output.command
-def resume(
-    sweep: Sweep,
-    out: Out = None,
-) -> output.Document:
+def resume(sweep: Sweep, out: Out = None) -> output.Document:
     """Resume an interrupted sweep. Goes on from the visits that it holds."""
     if out is not None:
         places.require_room(out)

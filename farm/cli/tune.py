@@ -36,8 +36,7 @@ def tune(
         str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
     ],
     board_type: Annotated[
-        str | None,
-        typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine."),
+        str | None, typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine.")
     ] = None,
     board: Annotated[
         str | None, typer.Option("--board", metavar="NAME", help="Board of the fleet to use, and no other.")
@@ -48,8 +47,7 @@ def tune(
     virtual: Annotated[
         bool,
         typer.Option(
-            "--virtual",
-            help="Measure on virtual boards of the type, made if there are none, and make a package.",
+            "--virtual", help="Measure on virtual boards of the type, made if there are none, and make a package."
         ),
     ] = False,
     compile_to: campaign_options.CompileTo = None,

@@ -70,10 +70,7 @@ def add_token(
     name: Who,
     role: Annotated[
         Literal["reader", "user", "operator"],
-        typer.Option(
-            "--role",
-            help="reader: read; user: also reserve boards, order own campaigns; operator: all.",
-        ),
+        typer.Option("--role", help="reader: read; user: also reserve boards, order own campaigns; operator: all."),
     ] = "reader",
 ) -> None:
     """Create a named token; it replaces an older one of that name. It is printed once and not kept."""

@@ -152,8 +152,7 @@ def _free_port(first: int, tries: int) -> int:
             return port
     ports = f"port {first} is" if tries == 1 else f"ports {first} to {first + tries - 1} are all"
     raise UnavailableError(
-        f"{ports} in use, so the tracker cannot start",
-        "Set FARM_TRACKER_PORT to the first of ten free ports.",
+        f"{ports} in use, so the tracker cannot start", "Set FARM_TRACKER_PORT to the first of ten free ports."
     )
 
 

@@ -162,13 +162,7 @@ class FleetSite(Closing):
             try:
                 key = f"{self._board_type}/{name}"
                 self._board = LeasedBoard(
-                    self._store,
-                    key,
-                    self._purpose,
-                    lambda: self.tracker,
-                    self._ttl_s,
-                    self._kind,
-                    self._place.number,
+                    self._store, key, self._purpose, lambda: self.tracker, self._ttl_s, self._kind, self._place.number
                 )
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # another was faster
                 choice = choice.without({name: error.message})

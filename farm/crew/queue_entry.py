@@ -173,11 +173,7 @@ def _is_held_by(row: BoardInfo | None, request: BoardRequest) -> bool:
 
 
 def _explain_in_words(
-    request: BoardRequest,
-    rows: Sequence[BoardInfo],
-    queue: BoardQueue,
-    plan: QueuePlan,
-    has: Sequence[str],
+    request: BoardRequest, rows: Sequence[BoardInfo], queue: BoardQueue, plan: QueuePlan, has: Sequence[str]
 ) -> str:
     wanted = [name for name in request.boards if name not in has]
     choice = plan_choice(rows, wanted)

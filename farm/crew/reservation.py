@@ -26,13 +26,7 @@ _ALLOWED = frozenset(Health) - {Health.RETIRED}
 
 
 def reserve(
-    store: Store,
-    name: str,
-    for_s: float,
-    why: str,
-    wait_s: float,
-    note: Callable[[str], None],
-    person: str = "",
+    store: Store, name: str, for_s: float, why: str, wait_s: float, note: Callable[[str], None], person: str = ""
 ) -> tuple[Lease, bool]:
     """Reserve a board for a person (default: this user) in turn; return the lease, and whether it is new.
 

@@ -109,11 +109,7 @@ def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:
 
 
 def plan_visit(
-    window: Window,
-    latency_s: float,
-    threads: int,
-    memory_bytes: int,
-    start_c: float | None = None,
+    window: Window, latency_s: float, threads: int, memory_bytes: int, start_c: float | None = None
 ) -> RunSpec:
     """Plan the runs of a program at a point where it takes about `latency_s`."""
     timed_s = _TIMED_SHARE * window.seconds if window.has_sensor else window.seconds

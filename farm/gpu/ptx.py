@@ -175,11 +175,7 @@ def assemble(text: str, arch: str, limits: PtxLimits) -> tuple[bytes, list[Usage
         command = [str(find_file("cuda_nvcc", "bin/ptxas")), f"--gpu-name={arch}", "--verbose", str(path)]
         try:
             done = subprocess.run(
-                [*command, "--output-file", str(cubin)],
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
+                [*command, "--output-file", str(cubin)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(f"ptxas did not finish within {_TIMEOUT_S:g} s") from error

@@ -15,17 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 
-from device_agent.protocol.hardware import (
-    Cluster,
-    Detect,
-    Fan,
-    Gpu,
-    Memory,
-    Name,
-    Power,
-    PowerMode,
-    Thermal,
-)
+from device_agent.protocol.hardware import Cluster, Detect, Fan, Gpu, Memory, Name, Power, PowerMode, Thermal
 from farm.errors import UsageError
 from farm.inventory import documents
 

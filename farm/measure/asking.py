@@ -11,14 +11,7 @@ import time
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim
 from farm.connectivity.tracker import Tracker
-from farm.errors import (
-    BoardBusyError,
-    DeadlineError,
-    FarmError,
-    LeaseOverError,
-    TransientError,
-    UnavailableError,
-)
+from farm.errors import BoardBusyError, DeadlineError, FarmError, LeaseOverError, TransientError, UnavailableError
 from farm.values import Lease
 
 # An agent with a client answers all the same; ending a session takes it 2 s at most, a tunnel some more.

@@ -271,15 +271,7 @@ def _sweep(
     listener.note(f"sweeping {named} code over the CPU clocks of a virtual {BOARD_TYPE} (simulated)")
     arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
-        swept = sweep_virtual_board(
-            request.source,
-            arrays,
-            compiled,
-            settings,
-            store,
-            listener,
-            request.out / "sweep",
-        )
+        swept = sweep_virtual_board(request.source, arrays, compiled, settings, store, listener, request.out / "sweep")
     except FarmError as error:  # the main job is done
         return None, {"what": "The model was", "why": f"the sweep failed: {error.message}", "commands": commands}
     return swept, left_out

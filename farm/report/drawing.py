@@ -24,19 +24,7 @@ from PIL import Image
 
 from farm import foreign, units
 from farm.report import charts
-from farm.report.charts import (
-    BASELINE,
-    FAINT,
-    INK,
-    RED,
-    RIVAL,
-    Chart,
-    ChartAxis,
-    Marks,
-    Panel,
-    Picture,
-    Reference,
-)
+from farm.report.charts import BASELINE, FAINT, INK, RED, RIVAL, Chart, ChartAxis, Marks, Panel, Picture, Reference
 
 WIDTH_INCHES, PAGE_INCHES = 8.4, 6.2
 DPI = 200

@@ -43,12 +43,7 @@ class Certificate:
 
 
 def certify_board(
-    settings: Settings,
-    name: str,
-    timeout_s: float,
-    names: bool,
-    show: Show,
-    note: Callable[[str], None],
+    settings: Settings, name: str, timeout_s: float, names: bool, show: Show, note: Callable[[str], None]
 ) -> Certificate:
     """Examine one board within `timeout_s` once it is connected; every clock is released at any end.
 

@@ -33,11 +33,7 @@ class Probing:
     """Runs due and requested probes. Used by the keeper's main thread alone."""
 
     def __init__(
-        self,
-        settings: Settings,
-        tracker: tuple[str, int],
-        logs: Path,
-        defer: Callable[[Callable[[], None]], None],
+        self, settings: Settings, tracker: tuple[str, int], logs: Path, defer: Callable[[Callable[[], None]], None]
     ) -> None:
         """`defer` has the main thread do something soon."""
         self._settings, self._tracker, self._log, self._defer = settings, tracker, logs / "prober.log", defer

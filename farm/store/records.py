@@ -155,9 +155,7 @@ class StoredRecords(StorePart):
         """
         table, wrong = schema.trials, schema.trials.alias("wrong")
         is_wrong = sa.exists().where(
-            wrong.c.workload == table.c.workload,
-            wrong.c.candidate == table.c.candidate,
-            schema.is_wrong(wrong),
+            wrong.c.workload == table.c.workload, wrong.c.candidate == table.c.candidate, schema.is_wrong(wrong)
         )
         found: dict[str, BestTrial] = {}
         # A finalist was measured many times: read more rows until there are enough candidates.

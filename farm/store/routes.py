@@ -277,13 +277,7 @@ def _show(keeper: str, fact: _Facts, work: str) -> BoardRoute:
 
 
 def _find_work(
-    keeper: str,
-    board: str,
-    session: str,
-    fact: _Facts,
-    wanted: Collection[str],
-    overdue: Collection[str],
-    now: Instant,
+    keeper: str, board: str, session: str, fact: _Facts, wanted: Collection[str], overdue: Collection[str], now: Instant
 ) -> str:
     """The write that a board's route needs: `take`, `renew`, `ask`, or none ("")."""
     keeps = fact.keeps

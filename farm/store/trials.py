@@ -226,9 +226,7 @@ class Trials(StorePart):
         median_s = schema.sound_median_s.element
         again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, median_s)))
         lied = sa.exists().where(
-            doubts.c.board == trials.c.board,
-            trials.c.id > doubts.c.after_trial,
-            trials.c.id <= doubts.c.until_trial,
+            doubts.c.board == trials.c.board, trials.c.id > doubts.c.after_trial, trials.c.id <= doubts.c.until_trial
         )
         sound = sa.func.min(sa.case((~lied, median_s)))
         anyhow = sa.func.min(median_s)

@@ -57,8 +57,7 @@ def grid_from_dict(document: Mapping[str, Any]) -> Grid:
         for each in document["points"]
     )
     return Grid(
-        points,
-        tuple(Merge(each["kept"], tuple(each["dropped"]), each["reason"]) for each in document["merged"]),
+        points, tuple(Merge(each["kept"], tuple(each["dropped"]), each["reason"]) for each in document["merged"])
     )
 
 

@@ -87,12 +87,7 @@ def _page(request: Request, items: Sequence[Any], total: int, limit: int, offset
 
 @router.get("/boards", responses=_answer(documents.BoardPage))
 def list_boards(
-    request: Request,
-    board_type: Text = "",
-    state: Text = "",
-    label: Text = "",
-    limit: Limit = 100,
-    offset: Offset = 0,
+    request: Request, board_type: Text = "", state: Text = "", label: Text = "", limit: Limit = 100, offset: Offset = 0
 ) -> JSONResponse:
     """List boards by name, filtered as by `farm board list --json`; `label` is KEY=VALUE."""
     key, _, value = label.partition("=")
@@ -220,12 +215,7 @@ def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100
 
 @router.get("/results", responses=_answer(documents.ResultPage))
 def list_results(
-    request: Request,
-    kind: Text = "",
-    model: Text = "",
-    board_type: Text = "",
-    limit: Limit = 50,
-    offset: Offset = 0,
+    request: Request, kind: Text = "", model: Text = "", board_type: Text = "", limit: Limit = 50, offset: Offset = 0
 ) -> JSONResponse:
     """List kept results, the newest first, filtered as by `farm bench list --json`."""
     wanted = {"kind": kind, "model": model, "board_type": board_type}

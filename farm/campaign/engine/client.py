@@ -16,14 +16,7 @@ import psutil
 from farm import settings as farm_settings
 from farm.campaign.engine import control
 from farm.campaign.engine.state import ANOTHER_RUNS, find_engine, is_held
-from farm.errors import (
-    DeadlineError,
-    FarmError,
-    PermanentError,
-    StoreFaultError,
-    UnavailableError,
-    UsageError,
-)
+from farm.errors import DeadlineError, FarmError, PermanentError, StoreFaultError, UnavailableError, UsageError
 from farm.processes import children, home_log
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings

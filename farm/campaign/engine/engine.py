@@ -85,11 +85,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_engine(
-    settings: Settings,
-    store: Store,
-    stopping: Callable[[], bool],
-    note: Callable[[str], None],
-    for_host: bool = False,
+    settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None], for_host: bool = False
 ) -> None:
     """Run the store's campaigns until none is left or `stopping` returns true; `note` gets messages.
 

@@ -25,14 +25,7 @@ from farm.campaign.engine.control import (
     recount_campaign,
     run_through_outages,
 )
-from farm.campaign.engine.state import (
-    ANOTHER_RUNS,
-    beating,
-    engine_lock,
-    leave_last_words,
-    publish,
-    withdraw,
-)
+from farm.campaign.engine.state import ANOTHER_RUNS, beating, engine_lock, leave_last_words, publish, withdraw
 from farm.errors import FarmError, TransientError, UnavailableError
 from farm.processes import home_log
 from farm.processes.listening import raise_descriptor_limit

@@ -147,13 +147,7 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with (
-                own_signal_handlers(),
-                outside_folder(),
-                on_loopback(),
-                without_servants(),
-                _with_token(),
-            ):
+            with own_signal_handlers(), outside_folder(), on_loopback(), without_servants(), _with_token():
                 # `local`: RAY_ADDRESS in the environment could name a foreign cluster.
                 ray.init(
                     address="local",

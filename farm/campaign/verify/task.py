@@ -100,10 +100,7 @@ class VerificationTask:
         return self.of_type.points[self.key.point]
 
     def choose(
-        self,
-        known: Sequence[KnownCandidate],
-        incumbent: Record | None,
-        trials: Sequence[Mapping[str, Any]],
+        self, known: Sequence[KnownCandidate], incumbent: Record | None, trials: Sequence[Mapping[str, Any]]
     ) -> TaskResult | None:
         """Choose the participants; return a result where there is nothing to measure.
 

@@ -271,11 +271,7 @@ def _with_interval(estimate: Estimate, factor: float, unit: str) -> str:
 
 
 def _find_better(
-    planner: Planner,
-    analysis: Analysis,
-    goal: Goal,
-    visits: Sequence[PointMeasurement],
-    picked: Pick | None,
+    planner: Planner, analysis: Analysis, goal: Goal, visits: Sequence[PointMeasurement], picked: Pick | None
 ) -> list[dict[str, Any]]:
     """List unmeasured points that the fit expects to be better for the goal than the pick; predictions."""
     if analysis.model is None or picked is None or find_void(analysis.drift):

@@ -60,13 +60,7 @@ class Posterior:
     """The posterior of one quantity's logarithm over the grid: a mixture of all likely answers."""
 
     def __init__(
-        self,
-        answers: Sequence[_Answer],
-        weights: Floats,
-        place: Floats,
-        rows: Indices,
-        sds: Floats,
-        shared_sd: float,
+        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, sds: Floats, shared_sd: float
     ) -> None:
         self._sds = sds
         self._shared_sd = shared_sd

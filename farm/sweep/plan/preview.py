@@ -53,12 +53,7 @@ class SweepPreview:
 
 
 def preview(
-    order: SweepOrder,
-    where: SweepPlace,
-    board_type: BoardType,
-    goal: Goal,
-    named: bool,
-    rows: Sequence[BoardInfo],
+    order: SweepOrder, where: SweepPlace, board_type: BoardType, goal: Goal, named: bool, rows: Sequence[BoardInfo]
 ) -> SweepPreview:
     """Plan a sweep from the store's data on its boards. `rows` are those of `store.boards.fetch`.
 

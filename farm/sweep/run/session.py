@@ -82,13 +82,7 @@ class SweepSession:
         with self._stack:
             self._crew, self._add_more = self._stack.enter_context(
                 open_crew(
-                    self._settings,
-                    self._store,
-                    self._type,
-                    self._where.name,
-                    self._where.wait_s,
-                    purpose,
-                    self._say,
+                    self._settings, self._store, self._type, self._where.name, self._where.wait_s, purpose, self._say
                 )
             )
             self._stack = self._stack.pop_all()
