@@ -83,6 +83,12 @@ class CudaModule final : public ModuleObj {
       }
     }
     code_ = reader.string();
+    // The driver of a virtual board reads as many bytes as the mark is followed by.
+    if (code_.compare(0, 8, "FARMGPU2") == 0) {
+      uint64_t bytes = 0;
+      if (code_.size() >= 16) std::memcpy(&bytes, code_.data() + 8, sizeof(bytes));
+      if (code_.size() < 16 || bytes > code_.size() - 16) fail("the module's machine code is cut short");
+    }
     // TVM calls the form "cuda", also for a compiled binary.
     if (code_.find("__global__") != std::string::npos) fail("the module holds CUDA source, which no board compiles");
   }

@@ -243,6 +243,11 @@ def check_cut_short() -> Any:
     return tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")(serialise(b"x")[:40])
 
 
+def check_long_image() -> Any:
+    set_gpu()
+    return load(KERNELS.read_bytes()[:-100])
+
+
 def check_cluster() -> Any:
     set_gpu()
     return load(tags=("blockIdx.x", "clusterCtaIdx.x"))["add"] is None

@@ -6,7 +6,9 @@ import ctypes
 import itertools
 import json
 import mmap
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -48,6 +50,20 @@ def divide(a: Any, b: Any) -> Any:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return code.build_driver(tmp_path_factory.mktemp("gpu"), None)
+
+
+def test_a_cubin_is_read_within_its_bytes(tmp_path: pathlib.Path) -> None:
+    """20,000 of them with random changes are taken or refused; AddressSanitizer sees no read beyond their bytes."""
+    if shutil.which("g++") is None and os.environ.get("FARM_REQUIRE_SANITIZER") != "1":
+        pytest.skip("g++ is not installed")
+    (tmp_path / "cubin").write_bytes(assemble(EACH.format("float", "a[i] + b[i]")))
+    sources = [pathlib.Path(__file__).with_name("cubin_fuzz.cc")]
+    sources += [code.find_virtual_gpu() / name for name in ("cubin.cc", "decode.cc")]
+    options = ["-std=c++20", "-O1", "-fsanitize=address", f"-I{code.find_virtual_gpu()}", "-o", tmp_path / "fuzz"]
+    subprocess.run(["g++", *options, *sources], check=True, timeout=300)
+    done = subprocess.run([tmp_path / "fuzz", tmp_path / "cubin", "20000"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert 1000 < int(done.stdout.split()[0]) < 19000
 
 
 def launch(driver: pathlib.Path, folder: pathlib.Path, launches: list[dict[str, Any]], **settings: object) -> list[Any]:

@@ -107,6 +107,7 @@ def test_what_cannot_run_is_refused_with_the_reason(said: dict[str, Any]) -> Non
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in said["newer_ptx_target"]
     assert "CUDA source" in said["source"]
     assert "cut short" in said["cut_short"]
+    assert "machine code is cut short" in said["long_image"]
     assert "clusterCtaIdx.x" in said["cluster"]
 
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <elf.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "sass.h"
@@ -22,7 +23,9 @@ class File {
     require(header_.e_shoff, size_t{header_.e_shnum} * sizeof(Elf64_Shdr));
     sections_.resize(header_.e_shnum);
     std::memcpy(sections_.data(), data + header_.e_shoff, sections_.size() * sizeof(Elf64_Shdr));
-    if (header_.e_shstrndx >= sections_.size()) throw std::string("a cubin cut short");
+    // A section without bytes has no names.
+    if (header_.e_shstrndx >= sections_.size() || sections_[header_.e_shstrndx].sh_type == SHT_NOBITS)
+      throw std::string("a cubin cut short");
     for (const Elf64_Shdr& each : sections_) {
       if (each.sh_type != SHT_NOBITS) require(each.sh_offset, each.sh_size);
     }
@@ -98,14 +101,15 @@ std::map<std::string, Kernel> read_cubin(const u8* data, size_t size) {
     kernel.registers = section.sh_info >> 24;
     std::vector<u8> code = file.bytes(section);
     std::vector<u64> words(code.size() / 8);
-    std::memcpy(words.data(), code.data(), words.size() * 8);
+    if (!words.empty()) std::memcpy(words.data(), code.data(), words.size() * 8);
     decode(words.data(), words.size(), &kernel);
   }
   for (const Elf64_Shdr& section : file.sections()) {
     std::string name = file.name(section);
     for (auto& [kernel_name, kernel] : found) {
       if (name == ".nv.info." + kernel_name) read_info(file.bytes(section), &kernel);
-      if (name == ".nv.shared." + kernel_name) kernel.shared_bytes = static_cast<u32>(section.sh_size);
+      if (name == ".nv.shared." + kernel_name)
+        kernel.shared_bytes = static_cast<u32>(std::min<u64>(section.sh_size, kMostSharedBytes + 1));
       if (name.rfind(".nv.constant", 0) == 0 && name.size() > 14 && name.substr(14) == kernel_name) {
         kernel.banks[name[12] - '0'] = file.bytes(section);
       }

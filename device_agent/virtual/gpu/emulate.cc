@@ -38,7 +38,8 @@ u32 join(u32 logic, u32 a, u32 b) { return logic == 0 ? a & b : logic == 1 ? a |
 u32 read_constant(const Launch& launch, int bank, u32 offset) {
   u32 value = 0;
   auto found = launch.banks.find(bank);
-  if (found != launch.banks.end() && offset + 4 <= found->second.size()) std::memcpy(&value, &found->second[offset], 4);
+  if (found != launch.banks.end() && u64{offset} + 4 <= found->second.size())
+    std::memcpy(&value, &found->second[offset], 4);
   return value;
 }
 
@@ -656,6 +657,7 @@ void Block::shuffle(const Op& op, Warp* warp, u32 act, const u32* a, const u32* 
 
 // The host's address of global memory; null where there is none.
 u8* Block::find(const Op& op, u64 address) {
+  if (address + op.width < address) return nullptr;
   if (address < known_begin_ || address + op.width > known_end_) {
     auto after = memory_.upper_bound(address);
     if (after == memory_.begin()) return nullptr;
