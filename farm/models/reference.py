@@ -7,7 +7,17 @@ from typing import Any
 import onnx
 
 # ONNX Runtime's kernels for uint8 times int8 add pairs of products in 16 bits where x86-64 has no VNNI; sums saturate.
-_SIGNED_OPERAND = {"QLinearConv": (3, 5), "QLinearMatMul": (3, 5), "MatMulInteger": (1, 3), "ConvInteger": (1, 3)}
+# The places of such an operand and its zero point, by operator, those of ONNX Runtime's own too.
+_SIGNED_OPERAND = {
+    "ConvInteger": (1, 3),
+    "DynamicQuantizeMatMul": (1, 3),
+    "MatMulInteger": (1, 3),
+    "MatMulIntegerToFloat": (1, 5),
+    "QAttention": (1, 7),
+    "QGemm": (3, 5),
+    "QLinearConv": (3, 5),
+    "QLinearMatMul": (3, 5),
+}
 
 
 def open_session(data: bytes, *, optimised: bool = True) -> Any:
@@ -48,7 +58,7 @@ def _make_unsigned(data: bytes) -> bytes | None:
         return moved[name]
 
     for node in graph.node:
-        places = _SIGNED_OPERAND.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+        places = _SIGNED_OPERAND.get(node.op_type, ())
         if places and kinds.get(node.input[places[0]]) == onnx.TensorProto.INT8:
             given = [*node.input, *[""] * (places[1] + 1 - len(node.input))]
             given[places[0]] = move(given[places[0]])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.models import inputs as model_inputs
+from farm.models.reference import open_session
 
 RNG = np.random.default_rng(11)
 
@@ -59,7 +59,4 @@ def largest_error(model: onnx.ModelProto, executable: Any) -> float:
 
 
 def run_onnx_runtime(model: onnx.ModelProto, values: Mapping[str, Any]) -> list[Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(values)))
+    return list(open_session(model.SerializeToString()).run(None, dict(values)))

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
+from farm.models.reference import open_session
 from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline, pipelines
 from tests.integration.onnx_graphs import make_model, node, random
@@ -32,9 +32,7 @@ def run(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
 
 
 def reference(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, dict(values))[0]
+    return open_session(model.SerializeToString()).run(None, dict(values))[0]
 
 
 def model_of(opset: int) -> onnx.ModelProto:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -15,6 +14,7 @@ from farm.artifacts import given_model
 from farm.artifacts.verify import compare
 from farm.models import inputs as model_inputs
 from farm.models import quantise
+from farm.models.reference import open_session
 from farm.models.source import resolve_model
 from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule
@@ -151,9 +151,7 @@ def run(executable: Any, value: Any) -> Any:
 
 def reference(model: onnx.ModelProto, value: Any) -> Any:
     """What the operators compute one by one: ONNX Runtime's own integers round in other places."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": value})[0]
+    return open_session(model.SerializeToString(), optimised=False).run(None, {"x": value})[0]
 
 
 def has_instruction(config: Mapping[str, Any]) -> bool:
@@ -263,7 +261,7 @@ def test_a_quantised_zoo_model_is_near_the_float_one() -> None:
     done = quantise.quantise(source, examples)
     executable, families = scheduled(onnx.load_model_from_string(done.onnx_bytes), HOST)
     (name,) = examples[0]
-    wanted = onnxruntime.InferenceSession(source.onnx_bytes).run(None, dict(examples[0]))[0]
+    wanted = open_session(source.onnx_bytes).run(None, dict(examples[0]))[0]
     found = run(executable, examples[0][name])
     assert compare([found], [wanted], 500.0).matches
     assert not compare([found], [wanted]).matches

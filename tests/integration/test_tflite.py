@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from ai_edge_litert import interpreter as litert
 from ai_edge_litert import schema_py_generated as schema
@@ -19,6 +18,7 @@ from farm.artifacts import compile as compiling
 from farm.errors import UsageError
 from farm.models import batches, source
 from farm.models import inputs as model_inputs
+from farm.models.reference import open_session
 from farm.models.tflite import conversion, operators
 from farm.search import target, tvm_env
 from tests.integration.tflite_models import Writer
@@ -235,7 +235,7 @@ def test_it_computes_what_the_interpreter_computes(tmp_path: pathlib.Path, build
     path = tmp_path / "net.tflite"
     path.write_bytes(data := write(build))
     model = source.resolve_model(str(path))
-    session = onnxruntime.InferenceSession(model.onnx_bytes)
+    session = open_session(model.onnx_bytes)
     values = make_values(data)
     require_close(session.run(None, {session.get_inputs()[0].name: values}), interpret(data, values))
 
@@ -271,7 +271,7 @@ def test_crops_around_landmarks(tmp_path: pathlib.Path) -> None:
             lines = rows[:, 0] * (left + 1 - x) + rows[:, 1] * (x - left)
             cut[row, column] = lines[0] * (top + 1 - y) + lines[1] * (y - top)
     flat = points[0, :, :2] @ wanted[:2, :2].T + wanted[:2, 3]
-    session = onnxruntime.InferenceSession(source.resolve_model(str(path)).onnx_bytes)
+    session = open_session(source.resolve_model(str(path)).onnx_bytes)
     found = session.run(None, {"t0": pixels, "t1": points})
     assert 0 < np.count_nonzero(cut) < cut.size
     for one, other in zip(found, (wanted, cut, np.concatenate([flat, points[0, :, 2:]], axis=1)), strict=True):
@@ -289,7 +289,7 @@ def test_scales_stay_and_results_are_within_a_step(tmp_path: pathlib.Path, dtype
     integers, floats = interpret(data, values)
     steps = {"int8": 1.0, "uint8": 1.0, "int16": 4.0}[dtype]
     scale = {"int16": 9e-4}.get(dtype, 0.15)
-    session = onnxruntime.InferenceSession(model.onnx_bytes)
+    session = open_session(model.onnx_bytes)
     for found in (session.run(None, {session.get_inputs()[0].name: values}), compile_and_run(model, values)):
         require_close(found[:1], [integers], steps)
         require_close(found[1:], [floats], steps * scale * 1.01)
@@ -326,7 +326,7 @@ def test_a_batch_is_taken_through_reshapes(tmp_path: pathlib.Path) -> None:
     """`--batch` works as for ONNX files."""
     (path := tmp_path / "net.tflite").write_bytes(write(quantised))
     model, _ = batches.set_batch(source.resolve_model(str(path)), (), 3)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session = open_session(model.SerializeToString())
     assert session.run(None, {"t0": np.zeros((3, 8, 8, 3), np.int8)})[0].shape == (3, 5)
 
 

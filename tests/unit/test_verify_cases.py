@@ -28,7 +28,7 @@ def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
             [onnx.numpy_helper.from_array(array, name) for name, array in tables.items()],
         ),
-        opset_imports=[helper.make_opsetid("", 13)],
+        opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)],
         ir_version=8,
     )
     source = ModelSource("m", model.SerializeToString(), "0" * 64, "m.onnx")
@@ -138,9 +138,18 @@ def test_inputs_are_nudged_by_rounding_alone() -> None:
     assert np.array_equal(moved["n"], np.arange(3))
 
 
+_OF_ONNX_RUNTIME = {
+    "DynamicQuantizeMatMul": ["x", "w", "ws", "wz"],
+    "MatMulIntegerToFloat": ["q", "w", "s", "ws", "z", "wz"],
+    "QGemm": ["q", "s", "z", "w", "ws", "wz"],
+}
+
+
 @pytest.mark.parametrize("optimised", [True, False])
 @pytest.mark.parametrize("is_constant", [True, False])
-@pytest.mark.parametrize("operator", ["Conv", "MatMul", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"])
+@pytest.mark.parametrize(
+    "operator", ["Conv", "MatMul", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", *_OF_ONNX_RUNTIME]
+)
 def test_the_reference_adds_8_bit_products_exactly(operator: str, is_constant: bool, optimised: bool) -> None:
     """64 products of 255 and 127 add up to what integers add up to, on processors whose 8-bit kernels saturate too."""
     is_conv = "Conv" in operator
@@ -150,7 +159,9 @@ def test_the_reference_adds_8_bit_products_exactly(operator: str, is_constant: b
         for name, value, kind in [("z", 0, "u1"), ("wz", 0, "i1"), ("s", 1 / 255, "f4"), ("ws", 0.01, "f4")]
     } | {"os": np.array(0.5, "f4")}
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"])]
-    if operator.endswith("Integer"):
+    if operator in _OF_ONNX_RUNTIME:
+        nodes.append(helper.make_node(operator, _OF_ONNX_RUNTIME[operator], ["y"], domain="com.microsoft"))
+    elif operator.endswith("Integer"):
         nodes.append(helper.make_node(operator, ["q", "w", "z", "wz"], ["sum"]))
         nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=TensorProto.FLOAT))
     elif operator.startswith("Q"):
@@ -170,4 +181,5 @@ def test_the_reference_adds_8_bit_products_exactly(operator: str, is_constant: b
     values = {"x": np.ones(fed["x"][1], "f4")} | ({} if is_constant else {"w": weights})
     source = open_model(nodes, fed, **tables).source
     run = checking.open_reference(source, optimised=optimised)
-    assert run(values)[0].item() == (64 * 255 * 127 if operator.endswith("Integer") else 81.5)
+    wanted = 64 * 255 * 127 if operator.endswith("Integer") else 81.28 if operator in _OF_ONNX_RUNTIME else 81.5
+    assert run(values)[0].item() == pytest.approx(wanted, rel=1e-6)

@@ -90,6 +90,19 @@ def use_minmax_intrinsics(function: Any) -> Any:
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
 
 
+def keep_nan(function: Any) -> Any:
+    """Put constants before what they bound, in a lowered function.
+
+    Code for a maximum or minimum compares, and where either operand is NaN it takes the second.
+    """
+
+    def change(node: Any) -> Any:
+        return type(node)(node.b, node.a) if _is_constant(node.b) else node
+
+    body = tvm_ffi.structural_map(function.body, [(tirx.Max, change), (tirx.Min, change)])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
 def _is_constant(value: Any) -> bool:
     return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)
 
@@ -135,7 +148,7 @@ def _make() -> tuple[Any, Any, Any]:
                 else:
                     function = accumulators.unroll_reductions(function, STACK_BYTES)
                 function = prefetch.prefetch_weights(function, target, STACK_BYTES)
-            module.update_func(variable, keep_on_stack(function))
+            module.update_func(variable, keep_nan(keep_on_stack(function)))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="FarmPipeline"), of_host, of_device

@@ -29,7 +29,12 @@ def convert_extremum(name: str, inputs: Any, _: dict[str, Any]) -> Any:
             return chosen
         return bindings.bind(relax.op.where(relax.op.isnan(first), first, chosen))
 
-    return functools.reduce(choose, list(inputs))
+    # A constant comes first: what TVM chooses between it and NaN is NaN.
+    return functools.reduce(choose, sorted(inputs, key=_is_scalar_or_computed))
+
+
+def _is_scalar_or_computed(value: Any) -> bool:
+    return not isinstance(value, GenericConst) or value.value.numpy().size == 1
 
 
 def convert_mod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -76,10 +81,11 @@ def convert_group_normalization(inputs: Any, attributes: dict[str, Any]) -> Any 
     """Convert GroupNormalization by differences from the mean: TVM's variance cancels where the mean is large.
 
     None for other types than float32 and shapes that TVM's converter refuses. Scales are one for each group before
-    opset 21, and one for each channel since.
+    opset 21, and one for each channel since. InstanceNormalization has a group for each channel.
     """
     data, scale, bias = inputs[0], inputs[1], inputs[2]
-    shape, groups = [int(each) for each in data.ty.shape], int(attributes["num_groups"])
+    shape = [int(each) for each in data.ty.shape]
+    groups = int(attributes.get("num_groups", shape[1]))
     if str(data.ty.dtype) != "float32" or groups <= 0 or shape[1] % groups:
         return None
     apart, variance = _centre(bindings.bind(relax.op.reshape(data, (shape[0], groups, -1))), [2])
@@ -95,6 +101,13 @@ def convert_sign(inputs: Any, _: dict[str, Any]) -> Any | None:
     """Convert Sign of floats; NaN stays NaN. None for integers."""
     data = inputs[0]
     return relax.op.where(relax.op.isnan(data), data, relax.op.sign(data)) if _is_float(data) else None
+
+
+def convert_thresholded_relu(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert ThresholdedRelu by a choice: TVM multiplies infinities by zero."""
+    data, dtype = inputs[0], inputs[0].ty.dtype
+    above = relax.op.greater(data, relax.const(float(attributes.get("alpha", 1.0)), dtype))
+    return relax.op.where(above, data, relax.const(0.0, dtype))
 
 
 def convert_lp_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
