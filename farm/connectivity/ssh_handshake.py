@@ -107,13 +107,19 @@ class SshAddress:
 
 
 class Transport(paramiko.Transport):
-    """A transport that reports its end, in every case."""
+    """A transport that reports its end, in every case, and keeps to the host key of its first key exchange."""
 
     def __init__(self, sock: WatchedSocket) -> None:
         super().__init__(sock)
         self.ended = threading.Event()
         self.on_end: Callable[[], None] = lambda: None
         self.set_log_channel(_LOG)
+
+    def _verify_key(self, host_key: bytes, sig: bytes) -> None:
+        known = self.host_key
+        super()._verify_key(host_key, sig)  # type: ignore[misc]  # the stubs lack it
+        if known is not None and self.host_key != known:
+            raise paramiko.SSHException("the host key changed in a later key exchange")
 
     def run(self) -> None:
         try:

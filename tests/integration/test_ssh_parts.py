@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import pickle
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from typing import Any
 
+import paramiko
 import pytest
 
 from farm.connectivity.board_link import PortRewriter
 from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError, require_fingerprint
+from farm.connectivity.ssh_handshake import Transport
+from farm.connectivity.ssh_socket import WatchedSocket
 from farm.errors import UsageError
 from tests.integration.conftest import ROOT
 
@@ -47,6 +53,24 @@ def test_what_is_no_fingerprint_is_refused(text: str) -> None:
     """With the command that prints one."""
     with pytest.raises(UsageError, match="ssh-keygen -lf"):
         require_fingerprint(text)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_host_key_that_changes_later_ends_the_connection(changes: bool) -> None:
+    """A later key exchange shows the key of the first one, or there is no connection any more."""
+    near, far = socket.socketpair()
+    with (
+        contextlib.closing(Transport(WatchedSocket(near, 5.0))) as client,
+        contextlib.closing(paramiko.Transport(far)) as server,
+    ):
+        server.add_server_key(paramiko.ECDSAKey.generate())
+        server.start_server(threading.Event(), paramiko.ServerInterface())
+        client.start_client(timeout=20)
+        if changes:
+            server.add_server_key(paramiko.ECDSAKey.generate())
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            server.renegotiate_keys()
+        assert client.ended.wait(20 if changes else 0) == changes
 
 
 def test_pins_are_kept_per_address_and_port(tmp_path: pathlib.Path) -> None:
