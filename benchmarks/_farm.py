@@ -278,11 +278,7 @@ def time_programs(
 
 
 def time_in_turns(
-    session: BoardSession,
-    settings: Settings,
-    model: Model,
-    programs: Mapping[str, Program | Elsewhere],
-    runs: int,
+    session: BoardSession, settings: Settings, model: Model, programs: Mapping[str, Program | Elsewhere], runs: int
 ) -> dict[str, Timing]:
     """Run each program at least `runs` times, in rounds. Raises ProgramFailed."""
     named = make_inputs(model.inputs, settings.seed)

@@ -65,8 +65,7 @@ ALL: tuple[int, ...] = ()
 CASES = {
     "jetson-nano": Case("jetson-nano", GridRequest({EVERY_CLUSTER: ALL}, gpu_freqs_hz=ALL)),
     "jetson-tx2": Case(
-        "jetson-tx2",
-        GridRequest({EVERY_CLUSTER: ALL}, cores=((0, 3, 4, 5), (0, 1, 2, 3, 4, 5)), gpu_freqs_hz=ALL),
+        "jetson-tx2", GridRequest({EVERY_CLUSTER: ALL}, cores=((0, 3, 4, 5), (0, 1, 2, 3, 4, 5)), gpu_freqs_hz=ALL)
     ),
     "jetson-nano, CPU only": Case("jetson-nano", GridRequest({EVERY_CLUSTER: ALL})),
 }

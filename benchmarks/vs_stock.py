@@ -159,10 +159,7 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
     from farm.campaign.tune import tune
     from farm.store import Store
 
-    with (
-        tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home,
-        Store(pathlib.Path(home) / "farm.db") as store,
-    ):
+    with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(pathlib.Path(home) / "farm.db") as store:
         settings = dataclasses.replace(base, home=home, seed=SEED)
         tuned = []
         for kind in KINDS:

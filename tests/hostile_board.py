@@ -248,11 +248,7 @@ DESCRIPTION = Description(
 
 def play_agent(answers: dict[str, bytes]) -> Callable[[Peer], None]:
     """An agent of our protocol that gives these frames as the answers of its functions; fences and claims are fine."""
-    known = {
-        DESCRIBE: answer(DESCRIPTION.to_json()),
-        CLAIM: answer(ClaimReport(ClaimStatus.OK).to_json()),
-        **answers,
-    }
+    known = {DESCRIBE: answer(DESCRIPTION.to_json()), CLAIM: answer(ClaimReport(ClaimStatus.OK).to_json()), **answers}
 
     def behave(peer: Peer) -> None:
         if peer.key.startswith(FENCE_PREFIX):

@@ -30,11 +30,7 @@ _START_S = 60.0
 
 
 def start(
-    arguments: Sequence[str],
-    env: Mapping[str, str],
-    cwd: pathlib.Path,
-    stdout: IO[bytes],
-    stderr: IO[bytes],
+    arguments: Sequence[str], env: Mapping[str, str], cwd: pathlib.Path, stdout: IO[bytes], stderr: IO[bytes]
 ) -> Forked | subprocess.Popen[bytes]:
     if all(os.environ.get(name) == env.get(name) for name in {*env, *os.environ} if name.startswith("PYTHON")):
         return Forked(arguments, env, cwd, stdout, stderr)
@@ -51,12 +47,7 @@ def start(
 
 class Forked:
     def __init__(
-        self,
-        arguments: Sequence[str],
-        env: Mapping[str, str],
-        cwd: pathlib.Path,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
+        self, arguments: Sequence[str], env: Mapping[str, str], cwd: pathlib.Path, stdout: IO[bytes], stderr: IO[bytes]
     ) -> None:
         self.args, self.returncode = [str(FARM), *arguments], None
         self._words, word = os.pipe()

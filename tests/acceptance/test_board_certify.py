@@ -78,11 +78,7 @@ def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> Non
     """Cpufreq knows nothing of it; the report names both clocks, and everything is as before afterwards."""
     code, checks, page = certify(rack, "capped", tmp_path / "report")
     assert code == 1
-    assert {name for name, check in checks.items() if check["level"] == "failed"} == {
-        "clocks",
-        "holding",
-        "speed",
-    }
+    assert {name for name, check in checks.items() if check["level"] == "failed"} == {"clocks", "holding", "speed"}
     assert "set to 1479 MHz, and its hardware runs at 1000 MHz" in checks["holding"]["detail"]
     assert "its hardware runs at 1000 MHz" in page
     assert checks["restored"]["level"] == "ok"

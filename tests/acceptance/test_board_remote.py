@@ -80,8 +80,7 @@ def test_a_fingerprint_of_another_key_is_refused(fresh: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "says"),
-    [("yes", 0, "trusted"), ("y\r\nno", 2, "type yes, no"), ("FINGERPRINT", 0, "trusted")],
+    ("answer", "code", "says"), [("yes", 0, "trusted"), ("y\r\nno", 2, "type yes, no"), ("FINGERPRINT", 0, "trusted")]
 )
 def test_on_a_terminal_a_person_is_asked(fresh: Home, sshd: Sshd, answer: str, code: int, says: str) -> None:
     """`yes` in full or the fingerprint itself confirms; anything else does not."""

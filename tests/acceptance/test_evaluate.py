@@ -54,7 +54,7 @@ def test_precisions_are_scored_side_by_side(home: Home) -> None:
     assert document["calibration"] == "data"
     assert {each["label"] for each in document["examples"]} == {"class 0", "class 1"}
     assert {each.name for each in (home.path / "out").iterdir()} == {
-        *("accuracy.png", "evaluate.html", "evaluate.json", "evaluate.md"),
+        *("accuracy.png", "evaluate.html", "evaluate.json", "evaluate.md")
     }
     [kept] = home.run("bench", "list", "--json").json()
     assert (kept["kind"], kept["model"]) == ("evaluate", "tiny-cnn")

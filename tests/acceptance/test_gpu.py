@@ -83,10 +83,7 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
 
         home.run(*made, "--out", "real")
         for arguments, said in (
-            (
-                ("model", "package", "art", "--format", "c"),
-                "compiled for a GPU, and a C package takes CPU code",
-            ),
+            (("model", "package", "art", "--format", "c"), "compiled for a GPU, and a C package takes CPU code"),
             ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
             ((*made[:3], "--out", "no", "--device", "both", "--board-type", "raspberry-pi-4"), "has no GPU"),
             (("tune", *made[2:5], "--device", "both"), "is for `farm model compile` only"),

@@ -40,12 +40,7 @@ def test_standings_are_of_campaigns_under_way(store: Store) -> None:
     """One that is over is reported for a while, then no more; what no engine has said is None; the newest are kept."""
     submit(store, "second", (NANO,))
     [first, second] = store.totals.fetch_standings(600.0, 10)
-    assert (first.name, first.state, first.wanted, first.board_types) == (
-        "fleet",
-        "submitted",
-        "run",
-        (NANO, TX2),
-    )
+    assert (first.name, first.state, first.wanted, first.board_types) == ("fleet", "submitted", "run", (NANO, TX2))
     assert (second.board_types, second.models, second.eta_s) == ((NANO,), None, None)
     models = [{"name": "mlp", "board_type": NANO, "point": "default", "latency_s": 0.5, "predicted": 1, "workloads": 2}]
     store.campaigns.save_progress(

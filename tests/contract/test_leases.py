@@ -208,12 +208,7 @@ def test_force_is_audited(store: Store) -> None:
     assert store.leases.force_release("nano-01", "operator", "holder is on holiday")
     assert not store.leases.force_release("nano-01", "operator", "again")
     event = store.events.fetch_of_boards("nano-01")[-1]
-    assert (event.kind, event.before, event.after, event.by) == (
-        "lease_forced",
-        "leased",
-        "idle",
-        "operator",
-    )
+    assert (event.kind, event.before, event.after, event.by) == ("lease_forced", "leased", "idle", "operator")
     assert f"the lease {lease.token} of left (tuning): holder is on holiday" in event.reason
     with pytest.raises(PermanentError, match="is over"):
         store.leases.renew(lease)

@@ -88,10 +88,7 @@ def test_sweeps_are_listed_newest_first(store: Store) -> None:
     visit(store, first)
     visit(store, first, 2)
     listed = store.sweeps.fetch()
-    assert [(row.id, row.model, row.visits) for row in listed] == [
-        (second, "tiny-cnn", 0),
-        (first, "squeezenet1.1", 2),
-    ]
+    assert [(row.id, row.model, row.visits) for row in listed] == [(second, "tiny-cnn", 0), (first, "squeezenet1.1", 2)]
     assert listed == [store.sweeps.require(second), store.sweeps.require(first)]
 
 

@@ -13,16 +13,7 @@ import pytest
 
 from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import texts
-from device_agent.sysfs import (
-    VIRTUAL_PREFIX,
-    FileTree,
-    Tree,
-    list_names,
-    open_tree,
-    read_int,
-    read_ints,
-    read_text,
-)
+from device_agent.sysfs import VIRTUAL_PREFIX, FileTree, Tree, list_names, open_tree, read_int, read_ints, read_text
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.client import SimulatedTree
 from device_agent.virtual.tree import VirtualTree

@@ -157,11 +157,7 @@ def submit(
     return campaign, order
 
 
-def drive(
-    verification: Verification,
-    boards: Boards,
-    replay: Callable[[str], str],
-) -> None:
+def drive(verification: Verification, boards: Boards, replay: Callable[[str], str]) -> None:
     waiting: list[Request] = []
     for _ in range(400):
         waiting += verification.step(0.0)

@@ -188,12 +188,7 @@ def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
 
 
 def _make_winner(
-    random_: random.Random,
-    kind: str,
-    point: str,
-    each: dict[str, Any],
-    best: dict[Any, float],
-    simulated: bool,
+    random_: random.Random, kind: str, point: str, each: dict[str, Any], best: dict[Any, float], simulated: bool
 ) -> dict[str, Any]:
     """A task's record with evidence of two boards; none where nothing of it ran."""
     best_s = best.get((kind, point, each["hash"]))

@@ -82,8 +82,7 @@ class Lives(RuleBasedStateMachine):
             self.fleet.tell(v.CampaignAdded(campaign(name, budget=Budget(trials=15), **fields)))
 
     @rule(
-        name=NAMES,
-        order=st.sampled_from([v.CampaignPaused, v.CampaignResumed, v.CampaignResumed, v.CampaignCancelled]),
+        name=NAMES, order=st.sampled_from([v.CampaignPaused, v.CampaignResumed, v.CampaignResumed, v.CampaignCancelled])
     )
     def order(self, name: str, order: Any) -> None:
         if name in self.fleet.state.campaigns:

@@ -255,10 +255,7 @@ def test_virtual_boards_may_be_harmed_or_live(tmp_path: pathlib.Path, types: dic
 def test_direct_board(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
     """A board on this machine needs no more than its agent's port, and not even that where the tracker says it."""
     text = hosts("here: {port: 9091}, there: ", "transport: direct, type: local")
-    assert [board.transport for board in read(tmp_path, text, types).boards] == [
-        Direct(9091),
-        Direct(None),
-    ]
+    assert [board.transport for board in read(tmp_path, text, types).boards] == [Direct(9091), Direct(None)]
 
 
 def test_key_file_is_found_from_elsewhere(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:

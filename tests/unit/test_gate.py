@@ -66,8 +66,7 @@ def test_scores_are_bounded_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "worst"),
-    [([], "pass"), (["pass", "undecided"], "undecided"), (["undecided", "fail", "pass"], "fail")],
+    ("verdicts", "worst"), [([], "pass"), (["pass", "undecided"], "undecided"), (["undecided", "fail", "pass"], "fail")]
 )
 def test_the_worst_verdict_counts(verdicts: list[str], worst: str) -> None:
     """One condition that holds fails all."""

@@ -101,11 +101,7 @@ def with_lengths() -> Manifest:
         outputs=(tensors["states"],),
         files={"model.so": describe_file(LIBRARY), "model-8.so": describe_file(b"8")},
         lengths=SequenceLengths(
-            name="tokens",
-            least=2,
-            sizes=tuple(sizes),
-            inputs={"ids": (1,), "mask": (1,)},
-            outputs={"states": (1,)},
+            name="tokens", least=2, sizes=tuple(sizes), inputs={"ids": (1,), "mask": (1,)}, outputs={"states": (1,)}
         ),
     )
 

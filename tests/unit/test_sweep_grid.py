@@ -9,15 +9,7 @@ import pytest
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, format_cpus
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.points.grid import (
-    Coupling,
-    GridRequest,
-    find_reboot_modes,
-    format_point,
-    leave_out,
-    merge_reached,
-    plan_grid,
-)
+from farm.points.grid import Coupling, GridRequest, find_reboot_modes, format_point, leave_out, merge_reached, plan_grid
 from farm.points.requests import parse_core_sets, parse_freqs, parse_point
 from farm.sweep.plan.order import SweepOrder, plan_order
 

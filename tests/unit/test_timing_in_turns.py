@@ -40,11 +40,7 @@ class Board:
     [
         (0, 0.1, ""),
         (1, 0.1, ""),
-        (
-            8,
-            0.1,
-            "equal runs of ours differ too much: the load average was 9.0, one run in ten took over 5.00 times",
-        ),
+        (8, 0.1, "equal runs of ours differ too much: the load average was 9.0, one run in ten took over 5.00 times"),
         (0, 1.6, "the board was too busy: other processes used 1.6 cores, the load average was 9.0"),
     ],
 )
