@@ -20,17 +20,10 @@ from typing import Any
 # What the import system and pickle read, and set, before a module's code has run.
 _METADATA = frozenset(
     {
-        "__name__",
-        "__spec__",
-        "__loader__",
-        "__package__",
-        "__path__",
-        "__file__",
-        "__cached__",
-        "__class__",
+        "__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__", "__class__",
         "__reduce_ex__",
     }
-)
+)  # fmt: skip
 
 
 class _LazyModule(types.ModuleType):

@@ -38,18 +38,11 @@ _ALWAYS_CORE = ("unit", "contract")
 # The files that take longest, longest first, and then the folders by what their files take: a process that begins a
 # long one at the end would leave the others idle.
 _LONGEST = (
-    "acceptance/test_artifacts.py",
-    "acceptance/test_campaign_faults.py",
-    "acceptance/test_campaign_chaos.py",
-    "acceptance/test_fleet_faults.py",
-    "acceptance/test_sweep.py",
-    "acceptance/test_quickstart.py",
-    "acceptance/test_interrupt.py",
-    "acceptance/test_campaign_run.py",
-    "integration/test_provision.py",
-    "acceptance/test_readme.py",
-    "acceptance/test_services.py",
-)
+    "acceptance/test_artifacts.py", "acceptance/test_campaign_faults.py", "acceptance/test_campaign_chaos.py",
+    "acceptance/test_fleet_faults.py", "acceptance/test_sweep.py", "acceptance/test_quickstart.py",
+    "acceptance/test_interrupt.py", "acceptance/test_campaign_run.py", "integration/test_provision.py",
+    "acceptance/test_readme.py", "acceptance/test_services.py",
+)  # fmt: skip
 _FOLDERS = ("acceptance", "integration", "contract", "unit")
 
 

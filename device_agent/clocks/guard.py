@@ -31,19 +31,9 @@ _VERSION = 1
 _NOT_COMPARED = {Kind.FAN_SPEED, Kind.SENSOR, Kind.MEMORY_STATE, Kind.MEMORY_RATE, Kind.SPEED}
 # The order in which files are written, pass by pass; cores online come before and cores offline after all of it.
 _ORDER = (
-    Kind.GOVERNOR,
-    Kind.MIN,
-    Kind.MAX,
-    Kind.SPEED,
-    Kind.MEMORY_CAP,
-    Kind.MEMORY_LOCK,
-    Kind.MEMORY_RATE,
-    Kind.MEMORY_STATE,
-    Kind.POWER,
-    Kind.FAN_CONTROL,
-    Kind.FAN_SPEED,
-    Kind.SENSOR,
-)
+    Kind.GOVERNOR, Kind.MIN, Kind.MAX, Kind.SPEED, Kind.MEMORY_CAP, Kind.MEMORY_LOCK, Kind.MEMORY_RATE,
+    Kind.MEMORY_STATE, Kind.POWER, Kind.FAN_CONTROL, Kind.FAN_SPEED, Kind.SENSOR,
+)  # fmt: skip
 _POLICY_FILES = ("scaling_governor", "scaling_min_freq", "scaling_max_freq", "scaling_setspeed")
 _GPU_FILES = (
     *("governor", "min_freq", "max_freq", "userspace/set_freq"),

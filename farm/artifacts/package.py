@@ -37,15 +37,8 @@ _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 # The code in a wheel that runs the model.
 _RUNTIME = "farm.artifacts.runtime"
 _RUNTIME_FILES = (
-    "__init__.py",
-    "__main__.py",
-    "boxes.py",
-    "images.py",
-    "inputs.py",
-    "lengths.py",
-    "runner.py",
-    "tasks.py",
-)
+    "__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "lengths.py", "runner.py", "tasks.py",
+)  # fmt: skip
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # Optional requirements of a wheel, which may not be installed here.
 _OPTIONAL = frozenset({"pillow"})

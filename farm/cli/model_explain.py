@@ -54,17 +54,8 @@ def explain(
         for each in document["layers"]
     ]
     head = (
-        "Layer",
-        "Calls",
-        "Family",
-        "Plan",
-        "Estimated (us)",
-        "Record (us)",
-        "Time",
-        "FLOP/s",
-        "Memory",
-        "Limited by",
-    )
+        "Layer", "Calls", "Family", "Plan", "Estimated (us)", "Record (us)", "Time", "FLOP/s", "Memory", "Limited by",
+    )  # fmt: skip
     tables.print_table(head, rows, left=(0, 2, 3, 9), empty="no layers", spare=("Plan", "Family", "Estimated (us)"))
     output.say(*_summarise(document))
     for path in document.get("report", ()):

@@ -9,15 +9,9 @@ import onnx
 # ONNX Runtime's kernels for uint8 times int8 add pairs of products in 16 bits where x86-64 has no VNNI; sums saturate.
 # The places of such an operand and its zero point, by operator, those of ONNX Runtime's own too.
 _SIGNED_OPERAND = {
-    "ConvInteger": (1, 3),
-    "DynamicQuantizeMatMul": (1, 3),
-    "MatMulInteger": (1, 3),
-    "MatMulIntegerToFloat": (1, 5),
-    "QAttention": (1, 7),
-    "QGemm": (3, 5),
-    "QLinearConv": (3, 5),
-    "QLinearMatMul": (3, 5),
-}
+    "ConvInteger": (1, 3), "DynamicQuantizeMatMul": (1, 3), "MatMulInteger": (1, 3), "MatMulIntegerToFloat": (1, 5),
+    "QAttention": (1, 7), "QGemm": (3, 5), "QLinearConv": (3, 5), "QLinearMatMul": (3, 5),
+}  # fmt: skip
 
 
 def open_session(data: bytes, *, optimised: bool = True) -> Any:

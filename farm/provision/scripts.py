@@ -23,16 +23,9 @@ BUNDLE = "incoming/bundle.tar"
 _LOADED = tuple(
     f"device_agent.{name}"
     for name in (
-        "agent",
-        "clocks.helper",
-        "commands",
-        "doctor",
-        "metrics",
-        "listener.rpc",
-        "session.session",
-        "worker.worker",
+        "agent", "clocks.helper", "commands", "doctor", "metrics", "listener.rpc", "session.session", "worker.worker",
     )
-)
+)  # fmt: skip
 # Stop waiting for an agent after three failed starts.
 _FAILED_STARTS = 3
 # The device node of a Jetson's GPU memory, which its driver needs. On JetPack its group is `video`.

@@ -27,20 +27,8 @@ def home() -> Iterator[Home]:
 
 def test_precisions_are_scored_side_by_side(home: Home) -> None:
     """Rows have scores with intervals, changes on the same examples, latency and size; the report has all."""
-    done = home.run(
-        "model",
-        "evaluate",
-        "tiny-cnn",
-        "--data",
-        "data",
-        "--weights",
-        "float32,int8,fp16",
-        "--out",
-        "out",
-        "--wait",
-        "5m",
-        "--json",
-    )
+    words = ("model", "evaluate", "tiny-cnn", "--data", "data", "--weights", "float32,int8,fp16", "--out", "out")
+    done = home.run(*words, "--wait", "5m", "--json")
     assert done.code == 0, done.err
     document = done.json()
     reference, exact, rounded, *missing = document["rows"]

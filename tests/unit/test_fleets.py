@@ -401,23 +401,10 @@ _VALUES = st.one_of(
 )
 _KEYS = st.sampled_from(
     [
-        "vars",
-        "hosts",
-        "groups",
-        "type",
-        "transport",
-        "address",
-        "port",
-        "user",
-        "key_file",
-        "labels",
-        "seed",
-        "faults",
-        "count",
-        "a[1:3]",
-        "b",
+        "vars", "hosts", "groups", "type", "transport", "address", "port", "user", "key_file", "labels", "seed",
+        "faults", "count", "a[1:3]", "b",
     ]
-) | st.text(max_size=3)
+) | st.text(max_size=3)  # fmt: skip
 _TREES = st.recursive(_VALUES, lambda inner: st.dictionaries(_KEYS, inner, max_size=5) | st.lists(inner, max_size=3))
 
 

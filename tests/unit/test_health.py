@@ -16,14 +16,8 @@ from farm.values import Health, HealthHistory, Standing, State, Transition
 LIMITS = HealthLimits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
 OUT_OF_SERVICE = frozenset({Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED})
 BAD_NEWS = (
-    Kind.PROBE_FAILED,
-    Kind.FAULT,
-    Kind.THROTTLED,
-    Kind.DRIFTED,
-    Kind.SLOW_SENSORS,
-    Kind.MISFIT,
-    Kind.INVALID_REPLY,
-)
+    Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT, Kind.INVALID_REPLY,
+)  # fmt: skip
 
 STANDINGS = [
     Standing(reachable, leased, health)

@@ -184,17 +184,9 @@ def _is_there(name: str) -> bool:
 def test_a_name_means_one_thing() -> None:
     """Words that much of the farm speaks of are the name of one class each."""
     words = {
-        "Workload",
-        "Engine",
-        "HeldBoard",
-        "Settings",
-        "Verdict",
-        "Measured",
-        "Built",
-        "Order",
-        "Program",
+        "Workload", "Engine", "HeldBoard", "Settings", "Verdict", "Measured", "Built", "Order", "Program",
         "SearchActor",
-    }
+    }  # fmt: skip
     places: dict[str, list[str]] = {}
     for path in MODULES:
         for name in filter(words.__contains__, read_outline(path).classes):

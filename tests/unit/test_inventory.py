@@ -50,21 +50,10 @@ def test_own_types() -> None:
     """The farm ships these types, and `local` alone is the host."""
     types = board_types.load_board_types()
     assert set(types) == {
-        "local",
-        "armv8-a",
-        "x86-64-v3",
-        "jetson-agx-orin-64gb",
-        "jetson-agx-thor",
-        "jetson-agx-xavier",
-        "jetson-nano",
-        "jetson-orin-nano-8gb",
-        "jetson-orin-nano-super",
-        "jetson-orin-nx-16gb",
-        "jetson-tx2",
-        "jetson-xavier-nx",
-        "raspberry-pi-4",
-        "raspberry-pi-5",
-    }
+        "local", "armv8-a", "x86-64-v3", "jetson-agx-orin-64gb", "jetson-agx-thor", "jetson-agx-xavier", "jetson-nano",
+        "jetson-orin-nano-8gb", "jetson-orin-nano-super", "jetson-orin-nx-16gb", "jetson-tx2", "jetson-xavier-nx",
+        "raspberry-pi-4", "raspberry-pi-5",
+    }  # fmt: skip
     assert [t.name for t in types.values() if t.host_is_board] == ["local"]
 
 

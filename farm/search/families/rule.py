@@ -33,18 +33,9 @@ _MOST_PLANS = 100_000
 
 # A function belongs to the first family that reads it.
 FAMILIES: tuple[Family, ...] = (
-    Dots(),
-    Dense(),
-    Pooled(),
-    Separable(),
-    Winograd(),
-    Depthwise(),
-    Grouped(),
-    Batched(),
-    Reduce(),
-    Norms(),
+    Dots(), Dense(), Pooled(), Separable(), Winograd(), Depthwise(), Grouped(), Batched(), Reduce(), Norms(),
     Elementwise(),
-)
+)  # fmt: skip
 
 GPU_FAMILIES: tuple[Family, ...] = (GpuWinograd(), GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
 

@@ -14,17 +14,10 @@ from farm.search.graph.folding import STANDARD_DOMAINS, list_nodes, names_read, 
 # Operators whose converter is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
 _MICROSOFT_OPERATORS = frozenset(
     {
-        "Attention",
-        "BiasGelu",
-        recurrent.DYNAMIC,
-        "EmbedLayerNormalization",
-        "FastGelu",
-        "Gelu",
-        "MatMulInteger16",
-        "MatMulNBits",
-        "SkipLayerNormalization",
+        "Attention", "BiasGelu", recurrent.DYNAMIC, "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16",
+        "MatMulNBits", "SkipLayerNormalization",
     }
-)
+)  # fmt: skip
 # Names in both domains with different meanings, which TVM reads as ONNX Runtime's.
 _ONLY_MICROSOFT = frozenset({"Attention"})
 # Handled by the importer without a converter.

@@ -18,14 +18,9 @@ FILE_NAME = "notices.yaml"
 MOST_WAYS = 16
 
 Class = Literal[
-    "campaign_over",
-    "campaign_interrupted",
-    "campaign_waiting",
-    "board_quarantined",
-    "board_unsafe",
-    "board_lost",
+    "campaign_over", "campaign_interrupted", "campaign_waiting", "board_quarantined", "board_unsafe", "board_lost",
     "store_nearly_full",
-]
+]  # fmt: skip
 CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
 
 

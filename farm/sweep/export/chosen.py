@@ -85,16 +85,10 @@ def export_json(chosen: Chosen, board_type: BoardType) -> str:
     evidence = {
         name: row[name]
         for name in (
-            "latency_s",
-            "latency_p95_s",
-            "power_w",
-            "rail_power_w",
-            "energy_j",
-            "energy_above_idle_j",
-            "temperature_c",
+            "latency_s", "latency_p95_s", "power_w", "rail_power_w", "energy_j", "energy_above_idle_j", "temperature_c",
             "visits",
         )
-    }
+    }  # fmt: skip
     content = {
         "operating_point": chosen.point.to_dict(),
         "key": row["key"],
