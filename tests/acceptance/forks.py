@@ -93,10 +93,10 @@ class Forked:
 @functools.cache
 def _server() -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Alone in its session, so that no Ctrl-C reaches it.
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], start_new_session=True
-    )
+    # Alone in its session, so that no Ctrl-C reaches it. Readline, which pytest loads, sets COLUMNS for children that
+    # get no environment.
+    words = [sys.executable, __file__, str(its.fileno())]
+    process = subprocess.Popen(words, env=dict(os.environ), pass_fds=[its.fileno()], start_new_session=True)
     its.close()
     from tests import children  # not for the server, whose path lacks it
 
