@@ -147,7 +147,6 @@ def _find_unreadable(location: StoreLocation) -> list[str]:
         store.boards.fetch()
         store.campaigns.fetch()
         store.records.fetch(simulated=None)
-        store.workloads.fetch_by_hash([key for key, _ in store.workloads.fetch_names()])
         each("the sweep", sweeps, lambda sweep: (stored.summarise(sweep), stored.grid_from_dict(sweep.grid)))
         each("the goal of sweep", sweeps, lambda sweep: stored.goal_from_dict(sweep.goal))
         each("the visits of sweep", sweeps, lambda sweep: stored.read_visits(store.sweeps.fetch_points(sweep.id)))

@@ -110,6 +110,8 @@ _MOST_FLOAT, _MOST_INTEGER = 1e18, 2**53
 # A farm's deepest document has ten levels; Python's parser recurses at each.
 _MOST_NESTED = 50
 _LONGEST_IDENTITY = 64
+# In JSON: numbers that may be infinite or too long for Python, and halves of characters.
+_SUSPECT = re.compile(rb"\d{300}|\d[eE]\+?\d{3}|\\u[dD][89a-fA-F]")
 # The SQLite types accepted in a column; an integer is a valid float.
 _TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (sa.JSON, ("text",)),
@@ -299,12 +301,14 @@ def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _is_read(data: bytes, is_json: int) -> bool:
-    """Whether Python reads a text, and writes the value of JSON again, which is not nested too deep."""
+    """Whether Python reads a text, and writes the value of valid JSON again, which is not nested too deep."""
     with contextlib.suppress(ValueError, RecursionError):
         text = data.decode()
-        value = json.loads(text) if is_json else text
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        return not is_json or text.count("{") + text.count("[") <= _MOST_NESTED or _is_flat(value)
+        if is_json and (data.count(b"{") + data.count(b"[") > _MOST_NESTED or _SUSPECT.search(data)):
+            value = json.loads(text)
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+            return _is_flat(value)
+        return True
     return False
 
 
