@@ -96,6 +96,14 @@ class StoreSession(Closing):
 
     def _fetch_once(self, query: sa.Select[Any]) -> tuple[tuple[str, ...], Sequence[sa.Row[Any]]]:
         with database.translated(self.database), self.engine.connect() as connection:
+            try:
+                found = connection.execute(query)
+                return tuple(found.keys()), found.all()
+            except sa.exc.OperationalError as error:
+                raw = connection.connection.driver_connection
+                if raw is None or "decode to UTF-8" not in str(error):
+                    raise
+                raw.text_factory = lambda data: data.decode(errors="replace")  # slower, so only where it has to be
             found = connection.execute(query)
             return tuple(found.keys()), found.all()
 

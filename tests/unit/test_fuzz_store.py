@@ -137,7 +137,10 @@ def test_a_spoilt_store_is_said_to_be_spoilt(
         (f"boards SET labels = '{{\"a\": {'9' * 6000}}}'", lambda store: store.boards.fetch()),
         ("boards SET labels = '{\"a\": 1e999}'", lambda store: store.boards.fetch()),
         ("boards SET history = '{\"a\": 1}'", lambda store: store.boards.fetch()),
-        ("boards SET state_reason = CAST(x'fffe' AS TEXT)", None),
+        (
+            "boards SET health_reason = CAST(x'fffe' AS TEXT)",
+            lambda store: [each for each in store.boards.fetch() if each.health_reason != "\ufffd\ufffd"],
+        ),
         ("""fleet_campaigns SET "order" = '{}'""", lambda store: store.campaigns.fetch()),
         ("records SET origin = '{\"store\": 1}'", lambda store: store.records.fetch(simulated=None)),
         ("sweeps SET grid = '{}'", None),
