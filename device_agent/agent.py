@@ -186,9 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update(_ENVIRONMENT)
     chosen = options.make_parser().parse_args(argv)
     logging.basicConfig(
-        stream=sys.stderr,
-        level=chosen.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr, level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
     try:
         if chosen.command == "serve" and chosen.port_end < chosen.port:

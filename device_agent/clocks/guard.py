@@ -212,10 +212,7 @@ def _order_limits(changes: list[tuple[str, str]], current: Mapping[str, str]) ->
 
 
 def restore(
-    tree: Tree,
-    snapshot: Snapshot,
-    deadline_s: float = RESTORE_DEADLINE_S,
-    pause: Callable[[float], None] = time.sleep,
+    tree: Tree, snapshot: Snapshot, deadline_s: float = RESTORE_DEADLINE_S, pause: Callable[[float], None] = time.sleep
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Restore the snapshot; retry until `deadline_s`, with a minimum of passes.
 

@@ -22,15 +22,7 @@ from device_agent.protocol.power import (
     RailPower,
     SensorInfo,
 )
-from device_agent.protocol.processors import (
-    REACHED,
-    START_S,
-    WARP,
-    Processor,
-    Segment,
-    count_seconds,
-    find_processor,
-)
+from device_agent.protocol.processors import REACHED, START_S, WARP, Processor, Segment, count_seconds, find_processor
 from device_agent.protocol.specs import (
     CPU,
     EMULATING_S,

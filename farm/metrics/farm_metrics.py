@@ -199,10 +199,7 @@ def to_values(
     counts: Mapping[str, int], standings: Sequence[CampaignStanding], sums: Mapping[int, TrialSums]
 ) -> Values:
     """All series of campaigns. Values that no engine reported are absent, and so are sums without trials."""
-    values: Values = {
-        CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
-        BOARDS_WANTED: {},
-    }
+    values: Values = {CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState}, BOARDS_WANTED: {}}
     values |= {metric: {} for metric in _OF_ONE}
     for row in standings:
         _add(values, row, sums.get(row.id))
@@ -389,13 +386,7 @@ class FarmMetrics(Collector):
         return self.collect()
 
     def _forget_all_but(self, known: Collection[str]) -> None:
-        for metric in (
-            LINK_UP,
-            LINK_CONNECTS,
-            PROBES,
-            GOLDEN_SECONDS,
-            GOLDEN_FACTOR,
-        ):
+        for metric in (LINK_UP, LINK_CONNECTS, PROBES, GOLDEN_SECONDS, GOLDEN_FACTOR):
             found = self._values[metric]
             for labels in [labels for labels in found if labels[0] not in known]:
                 del found[labels]

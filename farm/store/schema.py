@@ -284,16 +284,9 @@ trials = sa.Table(
         sqlite_where=sa.text("counted IS NOT NULL"),
     ),
     # For sums over a campaign's trials without reading them.
-    sa.Index(
-        "ix_trials_campaign",
-        *("campaign", "purpose", "fault_side", "status", "board_type", "board", "held_s"),
-    ),
+    sa.Index("ix_trials_campaign", *("campaign", "purpose", "fault_side", "status", "board_type", "board", "held_s")),
     sa.Index("ix_trials_workload", "workload", "board_type", "operating_point", "simulated", "median_s", "candidate"),
-    sa.Index(
-        "ix_trials_wrong",
-        *("workload", "candidate"),
-        sqlite_where=sa.text("status = 'wrong_result'"),
-    ),
+    sa.Index("ix_trials_wrong", *("workload", "candidate"), sqlite_where=sa.text("status = 'wrong_result'")),
 )
 
 # Trials by status, maintained on insert: counting would read the whole table.
