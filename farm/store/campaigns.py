@@ -367,9 +367,7 @@ class Campaigns(StorePart):
         return self._db.wall_clock() - (last or campaign.started_at) > after_s
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
-        done = connection.execute(schema.campaigns.insert().values(started_at=self._db.wall_clock(), **values))
-        assert done.inserted_primary_key
-        return int(done.inserted_primary_key[0])
+        return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)
 
     def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str, by: str = "") -> None:
         about = {"kind": kind, "subject": name, "message": message, "by": by}

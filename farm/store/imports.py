@@ -158,21 +158,19 @@ class Imports(StorePart):
             known = settings.get("origin") or {}
             if (known.get("store"), known.get("campaign")) == (origin["store"], number):
                 return int(campaign)
-        done = connection.execute(
-            table.insert().values(
-                command="farm record import",
-                model=model,
-                model_sha256="",
-                board_type="",
-                trials_budget=0,
-                settings={"origin": {**origin, "campaign": number}},
-                started_at=origin["at"],
-                finished_at=origin["at"],
-                state=schema.IMPORTED,
-            )
+        return self._db.insert(
+            connection,
+            table,
+            command="farm record import",
+            model=model,
+            model_sha256="",
+            board_type="",
+            trials_budget=0,
+            settings={"origin": {**origin, "campaign": number}},
+            started_at=origin["at"],
+            finished_at=origin["at"],
+            state=schema.IMPORTED,
         )
-        assert done.inserted_primary_key
-        return int(done.inserted_primary_key[0])
 
 
 def _place(trial: Trial) -> tuple[str, str, str, bool, str]:

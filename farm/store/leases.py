@@ -82,26 +82,24 @@ class Leases(StorePart):
             expires_at = wall + ttl_s
             # Where it was taken, for `release_orphan`; then random digits.
             nonce = read_process_space() + secrets.token_hex(_NONCE_BYTES)
-            done = connection.execute(
-                schema.leases.insert().values(
-                    board=board,
-                    owner=owner,
-                    purpose=purpose,
-                    ttl_s=ttl_s,
-                    acquired_at=wall,
-                    expires_at=expires_at,
-                    clock=now.clock,
-                    expires_s=now.seconds + ttl_s,
-                    nonce=nonce,
-                    kind="" if kind is None else str(kind),
-                    since_s=now.seconds,
-                    through=through,
-                )
+            token = self._db.insert(
+                connection,
+                schema.leases,
+                board=board,
+                owner=owner,
+                purpose=purpose,
+                ttl_s=ttl_s,
+                acquired_at=wall,
+                expires_at=expires_at,
+                clock=now.clock,
+                expires_s=now.seconds + ttl_s,
+                nonce=nonce,
+                kind="" if kind is None else str(kind),
+                since_s=now.seconds,
+                through=through,
             )
             if request is not None:
                 connection.execute(schema.board_requests.delete().where(schema.board_requests.c.id == request))
-            assert done.inserted_primary_key
-            token = int(done.inserted_primary_key[0])
             self._boards.add_event(
                 connection,
                 board,

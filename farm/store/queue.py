@@ -69,25 +69,23 @@ class RequestQueue(StorePart):
         with self._db.writing() as connection:
             now = self._db.clock()
             connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
-            done = connection.execute(
-                table.insert().values(
-                    owner=owner,
-                    kind=str(kind),
-                    purpose=purpose,
-                    campaign=campaign,
-                    board_type=board_type,
-                    boards=sorted(boards),
-                    wanted=wanted,
-                    priority=priority,
-                    requested_at=self._db.wall_clock() - waited_s,
-                    clock=now.clock,
-                    since_s=now.seconds - waited_s,
-                    expires_s=now.seconds + ttl_s,
-                    through=through,
-                )
+            return self._db.insert(
+                connection,
+                table,
+                owner=owner,
+                kind=str(kind),
+                purpose=purpose,
+                campaign=campaign,
+                board_type=board_type,
+                boards=sorted(boards),
+                wanted=wanted,
+                priority=priority,
+                requested_at=self._db.wall_clock() - waited_s,
+                clock=now.clock,
+                since_s=now.seconds - waited_s,
+                expires_s=now.seconds + ttl_s,
+                through=through,
             )
-            assert done.inserted_primary_key
-            return int(done.inserted_primary_key[0])
 
     def stay(self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S) -> dict[int, BoardRequest]:
         """Renew requests for `ttl_s` from now, each for these boards; return those that still exist."""

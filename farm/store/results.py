@@ -46,21 +46,19 @@ class Results(StorePart):
     ) -> int:
         """Keep a result; return its number."""
         with self._db.writing() as connection:
-            done = connection.execute(
-                schema.results.insert().values(
-                    kind=kind,
-                    model=model,
-                    board=board,
-                    board_type=board_type,
-                    simulated=simulated,
-                    device=device,
-                    document=dict(document),
-                    by=by,
-                    recorded_at=self._db.wall_clock(),
-                )
+            return self._db.insert(
+                connection,
+                schema.results,
+                kind=kind,
+                model=model,
+                board=board,
+                board_type=board_type,
+                simulated=simulated,
+                device=device,
+                document=dict(document),
+                by=by,
+                recorded_at=self._db.wall_clock(),
             )
-            assert done.inserted_primary_key
-            return int(done.inserted_primary_key[0])
 
     def fetch(
         self, *, kind: str = "", model: str = "", board_type: str = "", limit: int = 1000, offset: int = 0

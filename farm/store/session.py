@@ -112,6 +112,12 @@ class StoreSession(Closing):
         query = sa.select(sa.func.count().label("rows")).select_from(table).where(*conditions)
         return int(self.rows(query)[0]["rows"])
 
+    def insert(self, connection: sa.Connection, table: sa.Table, **row: Any) -> int:
+        """Insert a row; return its number."""
+        done = connection.execute(table.insert().values(**row))
+        assert done.inserted_primary_key
+        return int(done.inserted_primary_key[0])
+
     def insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert a row unless it violates a unique constraint; return whether it was inserted."""
         return self.insert_all_new(connection, table, [row]) == 1

@@ -56,23 +56,21 @@ class Sweeps(StorePart):
     ) -> int:
         """Start a sweep; return its number. `settings["process"]` identifies the process that runs it."""
         with self._db.writing() as connection:
-            done = connection.execute(
-                schema.sweeps.insert().values(
-                    command=command,
-                    model=model,
-                    model_sha256=model_sha256,
-                    board_type=board_type,
-                    simulated=simulated,
-                    request=dict(request),
-                    goal=dict(goal),
-                    grid=dict(grid),
-                    settings=dict(settings),
-                    started_at=self._db.wall_clock(),
-                    state=RUNNING,
-                )
+            return self._db.insert(
+                connection,
+                schema.sweeps,
+                command=command,
+                model=model,
+                model_sha256=model_sha256,
+                board_type=board_type,
+                simulated=simulated,
+                request=dict(request),
+                goal=dict(goal),
+                grid=dict(grid),
+                settings=dict(settings),
+                started_at=self._db.wall_clock(),
+                state=RUNNING,
             )
-            assert done.inserted_primary_key
-            return int(done.inserted_primary_key[0])
 
     def resume(self, sweep: int, process: Mapping[str, Any]) -> documents.StoredSweep:
         """Resume an ended sweep in `process`, without its summary; return it as `require`.
