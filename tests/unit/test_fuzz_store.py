@@ -14,16 +14,14 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm import backup
 from farm.errors import PermanentError
-from farm.points.values import Goal, Objective, PointMeasurement
 from farm.report import results
 from farm.store import Store, schema
-from farm.sweep import stored
 from farm.values import Record, Trial
 from tests import fuzzing
 from tests.fleet_store import Clocks, open_fleet, take
 from tests.fuzzing import WORDS, run_command
 from tests.unit.campaign_orders import make_order, submit
-from tests.unit.test_sweep_goal import FAST, GRID, SLOW, estimate
+from tests.unit.test_sweep_goal import add_sweep
 
 COUNT = 8
 COMMANDS = (
@@ -68,26 +66,7 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
         about = {"model": "mlp", "board": "nano-01", "board_type": "jetson-nano", "device": "cpu", "by": "ann"}
         store.results.add("bench", {"models": [{"variants": {}}]}, simulated=True, **about)
         store.trials.add_doubt("nano-01", 0, "it was slow")
-        sweep = store.sweeps.start(
-            command="sweep run",
-            model="mlp",
-            model_sha256="00",
-            board_type="jetson-nano",
-            simulated=True,
-            request={"variants": ["untuned"], "batches": [1], "exhaustive": True, "budget_points": None, "seed": 0},
-            goal=stored.goal_to_dict(Goal(Objective.ENERGY)),
-            grid=stored.grid_to_dict(GRID),
-            settings={},
-        )
-        for visit, key in enumerate((SLOW, FAST)):
-            latency, power, energy = estimate(0.01), estimate(2.0), estimate(0.02)
-            measured = PointMeasurement(
-                key, latency, float(visit), latency.value, power, energy, energy, board="nano-01"
-            )
-            measurement = stored.measurement_to_dict(measured)
-            about = {"variant": "untuned", "batch": 1, "key": key, "board": "nano-01", "outcome": {}}
-            store.sweeps.add_point(sweep, visit=visit, measurement=measurement, **about)
-        store.sweeps.finish(sweep, "finished", {})
+        add_sweep(store)
     return path
 
 

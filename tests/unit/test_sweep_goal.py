@@ -30,38 +30,43 @@ def estimate(value: float) -> Estimate:
     return Estimate(value, value * 0.999, value * 1.001)
 
 
+def add_sweep(store: Store) -> None:
+    """Add a sweep of two points: the slow one needs least energy."""
+    sweep = store.sweeps.start(
+        command="sweep run",
+        model="m",
+        model_sha256="00",
+        board_type="jetson-nano",
+        simulated=True,
+        request={"variants": ["untuned"], "batches": [1], "exhaustive": True, "budget_points": None, "seed": 0},
+        goal=stored.goal_to_dict(Goal(Objective.ENERGY)),
+        grid=stored.grid_to_dict(GRID),
+        settings={},
+    )
+    for visit, (key, latency, power) in enumerate(((SLOW, 0.030, 2.0), (FAST, 0.015, 7.0))):
+        energy = estimate(latency * power)
+        measured = PointMeasurement(
+            key, estimate(latency), float(visit), latency, estimate(power), energy, energy, board="n-1"
+        )
+        store.sweeps.add_point(
+            sweep,
+            variant="untuned",
+            batch=1,
+            key=key,
+            visit=visit,
+            board="n-1",
+            measurement=stored.measurement_to_dict(measured),
+            outcome={},
+        )
+    store.sweeps.finish(sweep, "finished", {})
+
+
 @pytest.fixture
 def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A FARM_HOME with one sweep of two points: the slow one needs least energy."""
+    """A FARM_HOME with one sweep."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
     with Store(tmp_path / "farm.db") as store:
-        sweep = store.sweeps.start(
-            command="sweep run",
-            model="m",
-            model_sha256="00",
-            board_type="jetson-nano",
-            simulated=True,
-            request={"variants": ["untuned"], "batches": [1], "exhaustive": True, "budget_points": None, "seed": 0},
-            goal=stored.goal_to_dict(Goal(Objective.ENERGY)),
-            grid=stored.grid_to_dict(GRID),
-            settings={},
-        )
-        for visit, (key, latency, power) in enumerate(((SLOW, 0.030, 2.0), (FAST, 0.015, 7.0))):
-            energy = estimate(latency * power)
-            measured = PointMeasurement(
-                key, estimate(latency), float(visit), latency, estimate(power), energy, energy, board="n-1"
-            )
-            store.sweeps.add_point(
-                sweep,
-                variant="untuned",
-                batch=1,
-                key=key,
-                visit=visit,
-                board="n-1",
-                measurement=stored.measurement_to_dict(measured),
-                outcome={},
-            )
-        store.sweeps.finish(sweep, "finished", {})
+        add_sweep(store)
     return tmp_path
 
 
