@@ -20,7 +20,7 @@ import onnx.external_data_helper
 
 from farm.errors import UnavailableError, UsageError
 from farm.models import exported, trained, zoo
-from farm.models.inputs import list_nodes
+from farm.models.inputs import list_nodes, read_inputs
 from farm.models.tflite import conversion
 
 # Protocol buffers cannot hold more in one message.
@@ -141,6 +141,9 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
+        read_inputs(model)  # names an input without a shape
+        if bare := next((each.name for each in model.graph.output if _is_bare(each)), ""):
+            raise UsageError(f"output {bare!r} has no shape in {path}, and ONNX infers none") from error
         raise UsageError(
             f"{path} is not a valid ONNX model: {_first_line(error)}",
             "Export the model again; `python -m onnx.checker` tells more.",
@@ -169,13 +172,16 @@ def _respell_domains(model: onnx.ModelProto) -> bool:
 
 def _complete_outputs(model: onnx.ModelProto) -> bool:
     """Give outputs without type or shape those that ONNX infers; say whether there were any."""
-    bare = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
-    if bare:
+    if bare := [each for each in model.graph.output if _is_bare(each)]:
         with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
             found = {value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.output}
             for value in bare:
                 value.CopyFrom(found[value.name])
     return bool(bare)
+
+
+def _is_bare(value: onnx.ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
 def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:

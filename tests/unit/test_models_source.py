@@ -209,10 +209,18 @@ def test_what_onnx_runtime_takes_is_taken(tmp_path: pathlib.Path, shape: bool) -
 
 
 def test_invalid_graph_names_the_trouble(tmp_path: pathlib.Path) -> None:
-    """A graph that the checker refuses is refused with the checker's words."""
+    """A graph that the checker refuses is refused with the checker's words, or with what lacks a shape."""
     node = onnx.helper.make_node("Relu", ["nothing_makes_this"], ["y"])
     output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     path = tmp_path / "model.onnx"
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [output])), path)
     with pytest.raises(UsageError, match="nothing_makes_this"):
         source.resolve_model(str(path))
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)
+    sizes = onnx.helper.make_tensor_value_info("n", onnx.TensorProto.INT64, ["count"])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    for inputs, said in (([given, sizes], "input 'x' has no shape"), ([sizes], "output 'y' has no shape")):
+        node = onnx.helper.make_node("Expand", [inputs[0].name, "n"], ["y"])
+        onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", inputs, [output])), path)
+        with pytest.raises(UsageError, match=said):
+            source.resolve_model(str(path))
