@@ -248,24 +248,11 @@ def _print_plan(planned: CampaignPlan) -> None:
         for each in planned.types
         for point in each.points
     ]
-    tables.print_table(
-        (
-            "Type",
-            "Point",
-            "Workloads",
-            "Recorded",
-            "Known",
-            "Boards",
-            "Good",
-            "Idle",
-            "Trials",
-            "Board-hours",
-            "Busy for",
-        ),
-        rows,
-        left=(0, 1),
-        spare=("Known", "Good", "Board-hours", "Recorded"),
-    )
+    heads = (
+        "Type", "Point", "Workloads", "Recorded", "Known", "Boards", "Good", "Idle", "Trials", "Board-hours",
+        "Busy for",
+    )  # fmt: skip
+    tables.print_table(heads, rows, left=(0, 1), spare=("Known", "Good", "Board-hours", "Recorded"))
     output.say(*_describe(planned))
 
 

@@ -201,20 +201,12 @@ def _name_place(record: Record, codes: Mapping[str, str]) -> str:
 
 
 def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) -> None:
+    heads = (
+        "Name", "Board type", "Clocks", "Latency (us)", "Energy (mJ)", "Chosen by", "GFLOPS", "Max rel. error",
+        "Verified", "From", "Workload",
+    )  # fmt: skip
     tables.print_table(
-        (
-            "Name",
-            "Board type",
-            "Clocks",
-            "Latency (us)",
-            "Energy (mJ)",
-            "Chosen by",
-            "GFLOPS",
-            "Max rel. error",
-            "Verified",
-            "From",
-            "Workload",
-        ),
+        heads,
         [
             (
                 r.workload_name,

@@ -37,17 +37,9 @@ Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual
 Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
 
 _ALL: dict[str, Any] = {
-    "workload": Workload,
-    "operator": Operator,
-    "board_type": BoardType,
-    "target": Target,
-    "operating_point": Point,
-    "since": Since,
-    "until": Until,
-    "campaign": Campaign,
-    "imported": Imported,
-    "simulated": Simulated,
-}
+    "workload": Workload, "operator": Operator, "board_type": BoardType, "target": Target, "operating_point": Point,
+    "since": Since, "until": Until, "campaign": Campaign, "imported": Imported, "simulated": Simulated,
+}  # fmt: skip
 
 
 filtered = options.spread("wanted", record_document.Filters, _ALL)
