@@ -146,7 +146,7 @@ def _find_unreadable(location: StoreLocation) -> list[str]:
         each, sweeps = store.session.read_each, store.sweeps.fetch()
         store.boards.fetch()
         store.campaigns.fetch()
-        store.records.fetch(simulated=None)
+        store.imports.fetch_bundle(store.records.fetch(simulated=None))
         each("the sweep", sweeps, lambda sweep: (stored.summarise(sweep), stored.grid_from_dict(sweep.grid)))
         each("the goal of sweep", sweeps, lambda sweep: stored.goal_from_dict(sweep.goal))
         each("the visits of sweep", sweeps, lambda sweep: stored.read_visits(store.sweeps.fetch_points(sweep.id)))

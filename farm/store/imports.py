@@ -72,7 +72,7 @@ class Imports(StorePart):
         for record in records:
             same = (table.c[name] == getattr(record, name) for name in schema.OF_CANDIDATE)
             rows = self._db.rows(sa.select(table).where(*same).order_by(table.c.id))
-            trials += [(_to_trial(row), float(row["recorded_at"])) for row in rows]
+            trials += self._db.read_each("the trial", rows, lambda row: (_to_trial(row), float(row["recorded_at"])))
         hashes = sorted({record.workload for record in records})
         workloads = tuple(self._workloads.fetch_by_hash(hashes).values())
         campaigns = schema.campaigns

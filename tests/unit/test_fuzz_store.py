@@ -123,6 +123,10 @@ def test_a_spoilt_store_is_said_to_be_spoilt(
         ("""fleet_campaigns SET "order" = '{}'""", lambda store: store.campaigns.fetch()),
         ("records SET origin = '{\"store\": 1}'", lambda store: store.records.fetch(simulated=None)),
         ("sweeps SET grid = '{}'", None),
+        (
+            "trials SET outcome = '{\"a\": 1}'",
+            lambda store: store.imports.fetch_bundle(store.records.fetch(simulated=None)).trials,
+        ),
         ("results SET document = '{}'", lambda store: results.list_figures(store.results.require(1))),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -134,7 +138,12 @@ def test_a_row_that_no_command_reads_stops_its_own_line(
     home = tmp_path / "home"
     home.mkdir()
     with contextlib.closing(sqlite3.connect(good)) as connection, connection:
+        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
         connection.execute(f"UPDATE {change} WHERE rowid = 1")
+        for _, sql in triggers:
+            connection.execute(sql)
     shutil.copy(good, home / "farm.db")
     if lines is not None:
         with Store(home / "farm.db") as store:
