@@ -38,54 +38,23 @@ def ints(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
+def steps(padding: int, stride: int, dilation: int | None = None) -> dict[str, int]:
+    dilations = {} if dilation is None else {"dilationHFactor": dilation, "dilationWFactor": dilation}
+    return {"padding": padding, "strideH": stride, "strideW": stride, **dilations}
+
+
 def convolutions(w: Writer) -> list[int]:
     """Strides, dilations, groups and multipliers; weights of 16 bits; a graph that ends in both layouts."""
     x = w.input(1, 9, 8, 3)
     a, b, c, d, e = (w.tensor(s) for s in ((1, 5, 4, 8), (1, 5, 4, 16), (1, 3, 2, 4), (1, 5, 4, 8), (1, 6, 4, 2)))
     short, long = w.constant(weight(8, 3, 3, 3, dtype="float16")), w.tensor((8, 3, 3, 3))
     w.add("DEQUANTIZE", [short], long)
-    w.add(
-        "CONV_2D",
-        [x, long, w.constant(weight(8))],
-        a,
-        padding=SAME,
-        strideH=2,
-        strideW=2,
-        dilationHFactor=1,
-        dilationWFactor=1,
-        fusedActivationFunction=RELU6,
-    )
-    w.add(
-        "DEPTHWISE_CONV_2D",
-        [a, w.constant(weight(1, 2, 3, 16)), w.constant(weight(16))],
-        b,
-        padding=SAME,
-        strideH=1,
-        strideW=1,
-        depthMultiplier=2,
-        dilationHFactor=2,
-        dilationWFactor=1,
-        fusedActivationFunction=RELU,
-    )
-    w.add(
-        "CONV_2D",
-        [b, w.constant(weight(4, 3, 3, 4)), w.constant(weight(4))],
-        c,
-        padding=VALID,
-        strideH=1,
-        strideW=1,
-        dilationHFactor=1,
-        dilationWFactor=1,
-    )
+    w.add("CONV_2D", [x, long, w.constant(weight(8))], a, **steps(SAME, 2, 1), fusedActivationFunction=RELU6)
+    wide = {**steps(SAME, 1, 2), "dilationWFactor": 1, "depthMultiplier": 2, "fusedActivationFunction": RELU}
+    w.add("DEPTHWISE_CONV_2D", [a, w.constant(weight(1, 2, 3, 16)), w.constant(weight(16))], b, **wide)
+    w.add("CONV_2D", [b, w.constant(weight(4, 3, 3, 4)), w.constant(weight(4))], c, **steps(VALID, 1, 1))
     w.add("PRELU", [a, w.constant(weight(1, 1, 8))], d)
-    w.add(
-        "TRANSPOSE_CONV",
-        [w.constant(ints(1, 6, 4, 2)), w.constant(weight(2, 3, 2, 4)), c],
-        e,
-        padding=SAME,
-        strideH=2,
-        strideW=2,
-    )
+    w.add("TRANSPOSE_CONV", [w.constant(ints(1, 6, 4, 2)), w.constant(weight(2, 3, 2, 4)), c], e, **steps(SAME, 2))
     return [c, d, e]  # fmt: skip
 
 
@@ -172,17 +141,7 @@ def quantised(w: Writer, dtype: str = "int8") -> list[int]:
     wide = "int64" if dtype == "int16" else "int32"
     bias = w.constant(RANDOM.integers(-99, 99, 8).astype(wide), scale=scales * step)
     a = w.tensor((1, 8, 8, 8), dtype, step * 2, zero)
-    w.add(
-        "CONV_2D",
-        [x, kernel, bias],
-        a,
-        padding=SAME,
-        strideH=1,
-        strideW=1,
-        dilationHFactor=1,
-        dilationWFactor=1,
-        fusedActivationFunction=RELU,
-    )
+    w.add("CONV_2D", [x, kernel, bias], a, **steps(SAME, 1, 1), fusedActivationFunction=RELU)
     b, c, d, e = (
         w.tensor((1, 8, 8, 8), dtype, step * 3, zero),
         *(w.tensor(s, dtype, step * 3, zero) for s in ((1, 4, 4, 8), (1, 128), (1, 5))),
@@ -313,8 +272,7 @@ def test_images_need_no_transposes(tmp_path: pathlib.Path) -> None:
     for kind in ("RELU", "SOFTMAX", "TANH"):
         after = writer.tensor((1, 8, 8, 4))
         kernel, bias = writer.constant(weight(4, 3, 3, 4)), writer.constant(weight(4))
-        writer.add("CONV_2D", [before, kernel, bias], after, padding=SAME, strideH=1, strideW=1,
-                   dilationHFactor=1, dilationWFactor=1)  # fmt: skip
+        writer.add("CONV_2D", [before, kernel, bias], after, **steps(SAME, 1, 1))
         before = writer.tensor((1, 8, 8, 4))
         writer.add(kind, [after], before, **({"beta": 1.0} if kind == "SOFTMAX" else {}))
     (path := tmp_path / "net.tflite").write_bytes(writer.finish(before))
