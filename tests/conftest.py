@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pathlib
@@ -23,6 +24,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # No test needs a fast machine: an example may take as long as it takes.
 hypothesis.settings.register_profile("farm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("farm")
+
+# As it is loaded, which pytest does, GNU's readline writes the width of a terminal into the environment of children.
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+    os.unsetenv(_name)
 
 # Before NumPy is loaded. What tests compute is small, and something runs beside them: threads that wait for each
 # other would take longer than one. `farm` itself sets it, too.

@@ -132,9 +132,14 @@ def test_a_spoilt_store_is_said_to_be_spoilt(
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_a_row_that_no_command_reads_stops_its_own_line(
-    good: pathlib.Path, tmp_path: pathlib.Path, change: str, lines: Callable[[Store], Sequence[object]] | None
+    good: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    lines: Callable[[Store], Sequence[object]] | None,
 ) -> None:
     """A list leaves it out, `farm db check` names it, and a restore refuses the store."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # other tests measure on this machine
     home = tmp_path / "home"
     home.mkdir()
     with contextlib.closing(sqlite3.connect(good)) as connection, connection:
