@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import onnx
 import pytest
@@ -157,16 +158,17 @@ def test_a_report_that_cannot_be_written_is_said_first(home: Home) -> None:
             refused(done, 2, f"nothing can be written to {out}", "another folder")
 
 
+def run(home: Home, command: list[str], before: Callable[[], None] | None = None) -> Any:
+    # Python would keep byte code that a limit cuts off.
+    options: Any = {"env": home.environment | {"PYTHONDONTWRITEBYTECODE": "1"}, "text": True, "timeout": 60}
+    return subprocess.run(command, preexec_fn=before, capture_output=True, **options)
+
+
 @pytest.mark.core
 def test_a_full_home_is_said(home: Home) -> None:
     """A disk without room for the store ends the command as unavailable and names FARM_HOME."""
-    done = subprocess.run(
-        [str(FARM), "record", "list", "--json"],
-        env=home.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    done = run(
+        home, [str(FARM), "record", "list", "--json"], lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     )
     refused(Done(done.returncode, done.stdout, done.stderr, 0), 3, "FARM_HOME")
 
@@ -181,14 +183,7 @@ def test_campaigns_are_shown_on_a_full_disk(home: Home) -> None:
         gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "started_at": 1.0}
         assert store.campaigns.note(campaign.id, CampaignState.RUNNING, "", gone)
     for command in (["campaign", "list"], ["campaign", "show", campaign.name], ["sweep", "list"]):
-        done = subprocess.run(
-            [str(FARM), *command],
-            env=home.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            preexec_fn=_let_no_file_grow,
-        )
+        done = run(home, [str(FARM), *command], _let_no_file_grow)
         assert done.returncode == 0, done.stderr
     with Store(path) as store:
         assert store.campaigns.require(campaign.name).state is CampaignState.RUNNING
@@ -205,13 +200,8 @@ def _let_no_file_grow() -> None:
 def test_a_reader_that_leaves_early_is_no_error_to_talk_about(shared: Home) -> None:
     """`farm model zoo | head -1` prints a line and no traceback."""
     for options in ("", "--json"):
-        done = subprocess.run(
-            ["bash", "-c", f"'{FARM}' model zoo {options} | true; '{FARM}' model zoo {options} | head -1"],
-            env=shared.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        pipes = f"'{FARM}' model zoo {options} | true; '{FARM}' model zoo {options} | head -1"
+        done = run(shared, ["bash", "-c", pipes])
         assert len(done.stdout.splitlines()) == 1
         assert done.stderr == ""
 
