@@ -59,8 +59,8 @@ def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
+    """A process of its own that knows this checkout. It keeps no byte code: a limit of file size would cut it off."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

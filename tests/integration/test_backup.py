@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_the_store(home: pathlib.Path, tmp_path: pathlib.Path
     )
     for room in (0, size // 2, size - 1):
         done = subprocess.run(
-            [sys.executable, "-c", script, str(home), str(copy), str(room)],
+            [sys.executable, "-B", "-c", script, str(home), str(copy), str(room)],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
