@@ -219,7 +219,7 @@ def write_file(bundle: RecordBundle, path: Path) -> int:
     return len(bundle.records)
 
 
-def read_file(path: Path) -> RecordBundle:
+def read_file(path: Path, *, is_ours: bool = False) -> RecordBundle:
     """Read what `write_file` wrote, or a folder's `farm_records.json`. Raises UsageError."""
     with blamed(path), path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -229,7 +229,7 @@ def read_file(path: Path) -> RecordBundle:
             raise ValueError("it is too large")
         _refuse_others(data.partition(b"\n")[0])
         bundle = parse(json.loads(data.decode(), object_pairs_hook=_to_object))
-    require_sound(bundle, str(path), is_ours=False)
+    require_sound(bundle, str(path), is_ours=is_ours)
     return bundle
 
 

@@ -31,7 +31,8 @@ def read_source(source: str) -> tuple[RecordBundle, str]:
     A URL may end with `#sha256=…`, which is checked. Raises UsageError, UnavailableError where nothing answers.
     """
     if source == SHIPPED:
-        return exchange.read_file(require_inventory_folder() / SHIPPED_FILE), "the farm's own records of the zoo"
+        path = require_inventory_folder() / SHIPPED_FILE
+        return exchange.read_file(path, is_ours=True), "the farm's own records of the zoo"
     if source.startswith(("http://", "https://")):
         address, _, digest = source.partition("#sha256=")
         with tempfile.NamedTemporaryFile(prefix="farm-records-") as file:

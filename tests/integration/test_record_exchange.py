@@ -448,3 +448,4 @@ def test_the_farm_comes_with_records_of_the_zoo() -> None:
     bundle, _ = pull.read_source(pull.SHIPPED)
     assert bundle.records
     assert all(each.simulated for each in bundle.records)
+    exchange.require_sound(bundle, pull.SHIPPED, is_ours=False)
