@@ -168,12 +168,13 @@ class HardwareChecks:
         wanted = [rail for chip in power.chips if chip.fitted for rail in chip.rails if rail]
         self.facts["rails"] = {"found": list(about.rails), "type": wanted, "total": list(about.total_rails)}
         missing = [rail for rail in wanted if rail not in about.rails]
+        notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
         if missing:
+            said = f"the type has {', '.join(missing)}, and the board shows {', '.join(about.rails) or 'no rail'}"
             raise PermanentError(
-                f"the type has {', '.join(missing)}, and the board shows {', '.join(about.rails) or 'no rail'}",
+                "; ".join([said, *notes]),
                 "Its sensor may be dead, or its driver not loaded: energy cannot be known.",
             )
-        notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
         if not about.rails:
             return Doubt("neither the type nor the board has a power sensor: energy is unknown, not zero")
         if not about.total_rails:
