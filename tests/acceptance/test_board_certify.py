@@ -65,12 +65,12 @@ def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_dead_sensor(rack: Home, tmp_path: pathlib.Path) -> None:
-    """The check of power fails in plain words; clocks, speed and all else are checked all the same."""
+    """The check of rails fails and says why; clocks, speed and all else are checked all the same."""
     code, checks, page = certify(rack, "dead", tmp_path / "report")
     assert code == 1
-    assert [name for name, check in checks.items() if check["level"] == "failed"] == ["power"]
-    assert "the rails gave no value" in checks["power"]["detail"]
-    assert "**FAILED** power: the rails gave no value" in page
+    assert [name for name, check in checks.items() if check["level"] == "failed"] == ["rails"]
+    assert "POM_5V_IN: no energy: Input/output error" in checks["rails"]["detail"]
+    assert "**FAILED** rails: the type has POM_5V_IN" in page
     assert {checks[name]["level"] for name in ("holding", "speed", "kernel", "restored")} == {"ok"}
 
 
