@@ -125,8 +125,7 @@ def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
     assert first["board"]["names"] == ["nano-1", "nano-2"]
     assert first["series"] == second["series"]
     for document in (first, second):
-        assert document["cost"]["measuring_s"] > 60
-        assert document["cost"]["seconds"] < 40
+        assert document["cost"]["seconds"] < document["cost"]["measuring_s"]
 
 
 @pytest.mark.core
