@@ -26,7 +26,7 @@ from farm import foreign, units
 from farm.report import charts
 from farm.report.charts import BASELINE, FAINT, INK, RED, RIVAL, Chart, ChartAxis, Marks, Panel, Picture, Reference
 
-WIDTH_INCHES, PAGE_INCHES = 8.4, 6.2
+WIDTH_INCHES, PAGE_INCHES = 8.4, 5.8
 DPI = 200
 # A palette of so many colours halves a PNG; text stays as smooth.
 _COLOURS = 128
