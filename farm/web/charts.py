@@ -130,7 +130,7 @@ def plan_pace(values: Sequence[float], minutes: float) -> Chart:
     """Plan counted trials per minute, for equal parts of the time."""
     x, y = tuple(index * minutes for index in range(len(values) + 1)), (*values, values[-1])
     marks = Marks(x, y, charts.BLUE, line="area")
-    panel = Panel(ChartAxis("minutes", low=0), ChartAxis("counted trials\nper minute", low=0), (marks,))
+    panel = Panel(ChartAxis("minutes", low=0), ChartAxis("counted per minute", low=0), (marks,))
     return Chart("pace", "Counted trials per minute", "", "", (panel,), 1.3, simulated=False)
 
 
