@@ -14,6 +14,7 @@ from farm.models.zoo import ZOO
 from tests.acceptance.conftest import new_home
 
 
+@pytest.mark.timeout(1500)  # five minutes of two cores that others use, too
 def test_a_model_for_a_virtual_boards_gpu() -> None:
     """Compiled without a GPU, right on the virtual board's, tuned there, its records none of the processor's; what GPU
     code cannot do yet is refused in plain words.
