@@ -89,10 +89,13 @@ stdout = make_console(sys.stdout)
 
 def print_table(table: RenderableType) -> None:
     """Print a table on stdout; in a file its lines end with their last letter."""
+    if stdout.is_terminal:
+        stdout.print(table)
+        return
     with stdout.capture() as drawn:
         stdout.print(table)
     for line in drawn.get().splitlines():
-        stdout.out(line if stdout.is_terminal else line.rstrip(), highlight=False)
+        stdout.out(line.rstrip(), highlight=False)
 
 
 def to_stream(stream: TextIO, data: bytes) -> None:

@@ -137,3 +137,14 @@ def test_a_piped_row_is_a_line(
     assert len([line for line in said if "the fan" in line]) >= lines
     assert (max(map(len, said)) > 400) is (lines == 1)
     assert [line for line in said if line != line.rstrip()] == []
+
+
+def test_a_terminals_styles_are_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Titles are bold on a terminal: its own escape codes pass, and only those of others are shown."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(output, "stdout", output.make_console(sys.stdout, force_terminal=True))
+    tables.print_table(("Name", "Why"), [("nano-1", "a\x1b[2Jb")], left=(0, 1))
+    said = capsys.readouterr().out
+    assert "\x1b[1mName" in said
+    assert "\\x1b[1m" not in said
+    assert "\x1b[2J" not in said
