@@ -138,6 +138,11 @@ class CampaignEstimate:
     limit: str
     energy_j: float = 0.0
 
+    @property
+    def trials_s(self) -> float:
+        """Return the seconds of the trials: the slower of boards and host, then this machine as a board."""
+        return max(self.boards_s, self.host_s) + self.alone_s
+
 
 def estimate(
     lanes: Sequence[LaneEstimate], budget: BudgetSpec, host_cores: int, verify_top: int = 3

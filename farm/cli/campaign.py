@@ -280,7 +280,7 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
         f"{_span(estimated.boards_s)} at the same time; the slower is {slower}"
     )
     yield (
-        f"about {planned.trials:,} trials in {_span(max(estimated.boards_s, estimated.host_s) + estimated.alone_s)}, "
+        f"about {planned.trials:,} trials in {_span(estimated.trials_s)}, "
         f"then at most {planned.winners:,} measurements of winners "
         f"({_span(estimated.winners_s)} with their checks), then models are compiled and timed "
         f"({_span(estimated.finals_s)}); together {_span(3600 * planned.board_hours)} of boards' time{energy}, "
