@@ -173,8 +173,7 @@ def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -
     processes.become_subreaper()
     # Stock clients' code in this process gets every core; nothing else here computes.
     os.environ.setdefault("TVM_NUM_THREADS", str(limits.thread_count(protocol.Limits())))
-    if board.tree.simulated:  # its time passes while the host's threads would spin for the next kernel: 1 ms will do
-        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2000")
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")  # as in a deployed model (`runner.py`): 1 ms
     if board.access is not None:
         # The listener ends a session whose client has gone; if it is stopped itself, the clocks are released anyway.
         board.access.is_wanted = functools.partial(_is_connected, sock)

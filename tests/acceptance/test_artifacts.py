@@ -174,13 +174,16 @@ search: {{ ops: [conv2d, dense] }}
 measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
 """
 RUN_ALL = """
-import importlib, sys
+import importlib, sys, time
 import numpy
 folder, *names = sys.argv[1:]
 for name in names:
     package = name.replace("-", "_").replace(".", "_")
     inputs = dict(numpy.load(f"{folder}/{name}.npz"))
     numpy.savez(f"{folder}/{name}.out.npz", **importlib.import_module(package).Model().run(inputs))
+used = time.process_time()
+time.sleep(1)  # no frame for a second
+print(time.process_time() - used)
 """
 
 
@@ -198,7 +201,7 @@ def make_fire() -> bytes:
 
 @pytest.mark.timeout(900)
 def test_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> None:
-    """One command tunes, compiles, verifies and packs two models; their wheels, side by side, compute them."""
+    """One command tunes, compiles, verifies and packs two models; their wheels compute them, and are then idle."""
     with new_home() as home:
         (home.path / "two.yaml").write_text(CAMPAIGN)
         (home.path / f"{FIRE}.onnx").write_bytes(make_fire())
@@ -219,6 +222,7 @@ def test_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.py").write_text(RUN_ALL)
     ran = venv.run(tmp_path / "run.py", tmp_path, *TWO)
     assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 0.05  # seconds of a processor
     for name, inputs in arrays.items():
         for given, wanted in zip(np.load(tmp_path / f"{name}.out.npz").values(), reference(name, inputs), strict=True):
             require_close(given, wanted)

@@ -105,6 +105,7 @@ int model_create(const char *library, int threads, model **out) {
   threads = threads > 0 ? threads : MODEL_THREADS;
   snprintf(count, sizeof count, "%d", threads);
   setenv("TVM_NUM_THREADS", count, 1);
+  setenv("TVM_THREAD_POOL_SPIN_COUNT", "1000", 0); /* turns: 1 ms; see runner.py */
   TVMFFIAny pool[] = {of_int(FAST_CORES_FIRST), of_int(threads)};
   TVMFFIAny setup[] = {of_int(kDLCPU), of_int(0), of_int(POOLED_ALLOCATOR)};
   if (call_global("runtime.config_threadpool", pool, 2, &nothing) ||

@@ -49,6 +49,9 @@ class Model:
         count = threads or min(int(self.manifest["threads"]), len(os.sched_getaffinity(0)))
         self.threads = count
         os.environ["TVM_NUM_THREADS"] = str(count)
+        # Threads that wait for the next kernel sleep after 1 ms. TVM's own 300,000 turns keep cores busy between
+        # inferences, and the process waits for them when it ends: minutes, on a busy machine.
+        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
         tvm.get_global_func("runtime.config_threadpool")(_FAST_CORES_FIRST, count)
         self._tvm = tvm
         self._functions: dict[str, Any] = {}
