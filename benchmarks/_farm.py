@@ -26,7 +26,7 @@ from farm.campaign.tune import tune as tuning
 from farm.crew.local import LocalFarm
 from farm.errors import FarmError, UnavailableError
 from farm.inventory.board_types import BoardType, require_board_type
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.machine import machine_lock
@@ -278,7 +278,7 @@ def time_programs(
 
 
 def time_in_turns(
-    session: BoardSession, settings: Settings, model: Model, programs: Mapping[str, Program | Elsewhere], runs: int
+    session: BlockingSession, settings: Settings, model: Model, programs: Mapping[str, Program | Elsewhere], runs: int
 ) -> dict[str, Timing]:
     """Run each program at least `runs` times, in rounds. Raises ProgramFailed."""
     named = make_inputs(model.inputs, settings.seed)
@@ -299,7 +299,7 @@ def time_in_turns(
 
 
 def _run_on_board(
-    session: BoardSession, settings: Settings, name: str, program: Program, inputs: Mapping[str, Any], runs: int
+    session: BlockingSession, settings: Settings, name: str, program: Program, inputs: Mapping[str, Any], runs: int
 ) -> Timing:
     limits = Limits(settings.model_timeout_s, settings.model_memory_bytes, program.threads)
     spec = RunSpec(program.engine, runs=runs, warmup=WARMUP_RUNS, limits=limits)
@@ -311,14 +311,14 @@ def _run_on_board(
 
 
 @contextlib.contextmanager
-def quiet_board(settings: Settings) -> Iterator[BoardSession]:
+def quiet_board(settings: Settings) -> Iterator[BlockingSession]:
     """A session with an agent of our own on the board's cores, beside which nothing of ours runs but a tracker."""
     cores = share_cores(settings.isolation)[0] if settings.isolation == "own-core" else None
     with (
         machine_lock(),
         tempfile.TemporaryDirectory(prefix="farm-bench-logs-") as logs,
         LocalFarm(settings.tracker_port, Path(logs), cores) as farm,
-        BoardSession(farm.tracker, farm.key) as session,
+        BlockingSession(farm.tracker, farm.key) as session,
     ):
         yield session
 

@@ -15,7 +15,7 @@ from typing import Any
 import _machine
 
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from farm.search.build import builder
 from farm.search.tuners.cost_model import derive_traits
@@ -105,19 +105,19 @@ def _floats(shapes: Sequence[tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(shape, "float32") for shape in shapes)
 
 
-def fetch_least_s(session: BoardSession, settings: Settings, kernel: Kernel, samples: int = 10) -> float:
+def fetch_least_s(session: BlockingSession, settings: Settings, kernel: Kernel, samples: int = 10) -> float:
     """Seconds per call in the best of so many samples. Raises RuntimeError where it fails."""
     return min(_fetch(session, settings, kernel, samples, settings.measure_min_repeat_s / 10))
 
 
-def fetch_trial_s(session: BoardSession, settings: Settings, kernel: Kernel) -> float:
+def fetch_trial_s(session: BlockingSession, settings: Settings, kernel: Kernel) -> float:
     """Seconds per call as a trial has them. Raises RuntimeError where it fails."""
     repeat, min_repeat_s = settings.measure_repeat, settings.measure_min_repeat_s
     return statistics.median(_fetch(session, settings, kernel, repeat, min_repeat_s, cold_weights=True))
 
 
 def _fetch(
-    session: BoardSession,
+    session: BlockingSession,
     settings: Settings,
     kernel: Kernel,
     repeat: int,
@@ -146,7 +146,7 @@ class Peaks:
         self._copies = {(count, size): copy(target, count, size) for count in threads for size in copy_bytes}
         self._least_s: dict[Kernel, float] = {}
 
-    def measure(self, session: BoardSession, settings: Settings) -> None:
+    def measure(self, session: BlockingSession, settings: Settings) -> None:
         """Time each kernel once."""
         for kernel in (*self._arithmetic.values(), *self._copies.values()):
             seconds = fetch_least_s(session, settings, kernel, _PEAK_SAMPLES)

@@ -19,7 +19,6 @@ from typing import Any
 
 import _machine
 
-from farm.connectivity.relay import Relay
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_files import get, put
 from farm.connectivity.tunnels import Forward
@@ -173,9 +172,6 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
         figures |= {f"{name}_ms": _machine.spread(values, 1e3) for name, values in times.items()}
         _machine.say("forwards")
         figures["direct"] = time_way(lambda: service.address, size, rounds, pings)
-        relay = contextlib.ExitStack()
-        figures["relay"] = time_way(lambda: relay.enter_context(Relay(*service.address)).address, size, rounds, pings)
-        relay.close()
         forward = stack.enter_context(Forward(lambda: connection, service.address[1]))
         figures["forward"] = time_way(lambda: forward.address, size, rounds, pings)
         if shutil.which("ssh"):

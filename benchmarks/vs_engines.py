@@ -22,7 +22,7 @@ from device_agent.protocol import Engine
 from farm.artifacts import rivals
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.measure.statistics import SampleSummary, summarise
 from farm.models import zoo
 from farm.search.target import host_target
@@ -94,7 +94,7 @@ def find_ncnn() -> str | None:
 
 
 def compare_engines(
-    session: BoardSession,
+    session: BlockingSession,
     settings: Settings,
     model: _farm.Model,
     libraries: Mapping[str, _farm.Built],

@@ -1,1 +1,1 @@
-"""Connections to boards and services: SSH, tunnels, relay, tracker, keys, the services' socket."""
+"""Connections to boards and services: SSH, tunnels, TVM's RPC, tracker, keys, the services' socket."""

@@ -12,11 +12,15 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
 from device_agent.protocol.interpreters import python_command
+from farm.connectivity.wire import ENDED, explain_end
 from farm.errors import DeadlineError, TransientError, UnavailableError
 from farm.processes import children
 
@@ -85,30 +89,30 @@ class Tracker:
         """Whether the process still runs; True for a tracker of another process."""
         return not self._is_stopped and (self._process is None or self._process.poll() is None)
 
-    def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
+    async def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """The tracker's summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""
-        with self._connection(timeout_s) as sock:
-            _send(sock, [_SUMMARY])
-            code, summary = _receive(sock)
+        async with self._asking([_SUMMARY], timeout_s) as answer:
+            with anyio.fail_after(timeout_s):
+                code, summary = await _receive(answer)
         if code != _SUCCESS:
             raise TransientError(f"the tracker {self.host}:{self.port} refused to tell its state")
         return dict(summary)
 
-    def fetch_keys(self, timeout_s: float = 5.0) -> set[str]:
+    async def fetch_keys(self, timeout_s: float = 5.0) -> set[str]:
         """The keys of registered agents. Raises as `fetch_summary`."""
-        infos = self.fetch_summary(timeout_s).get("server_info", ())
+        infos = (await self.fetch_summary(timeout_s)).get("server_info", ())
         return {str(info.get("key", "")).removeprefix("server:") for info in infos}
 
-    def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
+    async def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
         """Wait for a free board with `key`; return its host, port and the key to connect with.
 
         Raises DeadlineError after `timeout_s`, TransientError if the tracker is gone, UnavailableError if another
         program listens there.
         """
-        with self._connection(timeout_s) as sock:
-            _send(sock, [_REQUEST, key, "", priority])
+        async with self._asking([_REQUEST, key, "", priority], timeout_s) as answer:
             try:
-                code, value = _receive(sock)
+                with anyio.fail_after(timeout_s):
+                    code, value = await _receive(answer)
             except TimeoutError:
                 raise DeadlineError(f"no board {key!r} became free within {timeout_s:g} s") from None
         if code != _SUCCESS:
@@ -116,18 +120,24 @@ class Tracker:
         host, port, match_key = value
         return str(host), int(port), str(match_key)
 
-    @contextlib.contextmanager
-    def _connection(self, timeout_s: float) -> Iterator[socket.socket]:
+    @contextlib.asynccontextmanager
+    async def _asking(self, message: Any, timeout_s: float) -> AsyncIterator[BufferedByteReceiveStream]:
+        """Send a message; yield what the answer is read from."""
         where = f"{self.host}:{self.port}"
         try:
-            with socket.create_connection((self.host, self.port), timeout=min(HANDSHAKE_TIMEOUT_S, timeout_s)) as sock:
-                sock.sendall(struct.pack("<i", _MAGIC))
-                if struct.unpack("<i", _read(sock, 4))[0] != _MAGIC:
-                    raise UnavailableError(f"{where} is not a TVM tracker", "Give the tracker's host and port.")
-                sock.settimeout(timeout_s)
-                yield sock
-        except (OSError, EOFError) as error:
-            raise TransientError(f"the tracker at {where} does not answer: {error}") from error
+            with anyio.fail_after(min(HANDSHAKE_TIMEOUT_S, timeout_s)):
+                stream = await anyio.connect_tcp(self.host, self.port)
+            async with stream:
+                answer = BufferedByteReceiveStream(stream)
+                with anyio.fail_after(min(HANDSHAKE_TIMEOUT_S, timeout_s)):
+                    await stream.send(struct.pack("<i", _MAGIC))
+                    if struct.unpack("<i", await answer.receive_exactly(4))[0] != _MAGIC:
+                        raise UnavailableError(f"{where} is not a TVM tracker", "Give the tracker's host and port.")
+                    data = json.dumps(message).encode()
+                    await stream.send(struct.pack("<i", len(data)) + data)
+                yield answer
+        except (OSError, *ENDED) as error:
+            raise TransientError(f"the tracker at {where} does not answer: {explain_end(error)}") from error
         except ValueError as error:
             raise TransientError(f"the tracker at {where} answers nonsense: {error}") from error
 
@@ -138,7 +148,7 @@ class Tracker:
             if self._process.poll() is not None:
                 raise UnavailableError(f"the tracker ended at once: {children.explain_end(log)}")
             with contextlib.suppress(TransientError):
-                self.fetch_summary(1.0)
+                anyio.run(self.fetch_summary, 1.0)
                 return
             time.sleep(0.05)
         raise DeadlineError(f"the tracker did not answer within {START_TIMEOUT_S:g} s: {children.explain_end(log)}")
@@ -156,23 +166,8 @@ def _free_port(first: int, tries: int) -> int:
     )
 
 
-def _send(sock: socket.socket, message: Any) -> None:
-    data = json.dumps(message).encode()
-    sock.sendall(struct.pack("<i", len(data)) + data)
-
-
-def _receive(sock: socket.socket) -> Any:
-    (size,) = struct.unpack("<i", _read(sock, 4))
+async def _receive(answer: BufferedByteReceiveStream) -> Any:
+    (size,) = struct.unpack("<i", await answer.receive_exactly(4))
     if not 0 <= size <= _MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes")
-    return json.loads(_read(sock, size))
-
-
-def _read(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        chunk = sock.recv(size - len(data))
-        if not chunk:
-            raise EOFError("it closed the connection")
-        data += chunk
-    return data
+    return json.loads(await answer.receive_exactly(size))

@@ -1,6 +1,6 @@
 """Forwards through an SSH connection: from a local loopback port to the board's, and back.
 
-Closing their sockets cuts them at any time, as in `relay.py`, so that TVM's blocking client fails. `ssh.py` opens the
+Closing their sockets cuts them at any time, so that a stock TVM client, which blocks, fails. `ssh.py` opens the
 connection and `board_link.py` restores it.
 """
 

@@ -15,7 +15,7 @@ from device_agent.protocol import EnergySpec, Engine, Limits, Outcome, RunSpec, 
 from farm.errors import PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.arrays import Arrays
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search.build import golden
 from farm.store import Store
 from farm.types.documents import BoardEvent, BoardInfo, BoardInFull
@@ -39,7 +39,7 @@ def require_kernel(kernels: golden.GoldenKernels, kind: BoardType | None, archit
 
 
 def run_kernel(
-    session: BoardSession,
+    session: BlockingSession,
     kernel: golden.GoldenKernel,
     runs: int = RUNS,
     warmup: int = WARMUP,
@@ -55,7 +55,7 @@ def plan_run(runs: int = RUNS, warmup: int = WARMUP, energy: EnergySpec | None =
     return RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=runs, warmup=warmup, limits=limits, energy=energy)
 
 
-def require_right(session: BoardSession, kernel: golden.GoldenKernel, energy: EnergySpec | None = None) -> Outcome:
+def require_right(session: BlockingSession, kernel: golden.GoldenKernel, energy: EnergySpec | None = None) -> Outcome:
     """Run it and check the result. Raises PermanentError, whose message does not name the board."""
     outcome, outputs = run_kernel(session, kernel, energy=energy)
     check(outcome, outputs)

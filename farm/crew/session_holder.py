@@ -25,7 +25,7 @@ from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays, BufferName
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.values import Lease
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class HeldBoard:
         self.description: Description | None = None
         self._where: Address | None = None
         self._like: Mapping[str, Any] = {}
-        self._session: BoardSession | None = None
+        self._session: BlockingSession | None = None
         self._of: tuple[str, int | None] | None = None
         self._held: OperatingPoint | None = None
 
@@ -82,7 +82,7 @@ class HeldBoard:
         now = (where.key, where.lease.token if where.lease else None)
         if self._session is None or self.description is None or now != self._of:
             self.close()
-            session = BoardSession(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
+            session = BlockingSession(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
             if different := find_difference(session.description.to_dict(), self._like):
                 session.close()
                 raise UnavailableError(f"{self.name} cannot go on with this run: {different}")
@@ -132,7 +132,7 @@ class HeldBoard:
         if session is not None:
             session.close()
 
-    def _ask(self, call: Callable[[BoardSession], T]) -> T:
+    def _ask(self, call: Callable[[BlockingSession], T]) -> T:
         if self._session is None:
             raise BoardLostError(f"there is no session with {self.name}")
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import anyio
+
 from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind
 from farm.errors import LeaseOverError, TransientError, UnavailableError
@@ -34,7 +36,7 @@ def find_outage(tracker: Tracker | None) -> str:
     if tracker is None:
         return "the farm's services are not up yet"
     try:
-        tracker.fetch_summary(_TRACKER_TIMEOUT_S)
+        anyio.run(tracker.fetch_summary, _TRACKER_TIMEOUT_S)
     except (TransientError, UnavailableError) as error:
         return f"the farm's services do not answer ({error.message})"
     return ""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import socket
 import struct
-import time
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim
 from farm.connectivity.tracker import Tracker
+from farm.connectivity.wire import ENDED, explain_end
 from farm.errors import BoardBusyError, DeadlineError, FarmError, LeaseOverError, TransientError, UnavailableError
 from farm.values import Lease
 
@@ -25,56 +27,46 @@ def to_claim(lease: Lease) -> LeaseClaim:
     return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT], lease.nonce)
 
 
-def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:
+async def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:
     """Return the address of the agent with this key from the tracker; None where none has registered.
 
     Raises what `Tracker.fetch_summary` raises.
     """
     found = None
-    for info in tracker.fetch_summary(timeout_s).get("server_info", ()):
+    for info in (await tracker.fetch_summary(timeout_s)).get("server_info", ()):
         host, port = info.get("addr") or (None, None)
         if info.get("key") == f"server:{key}" and host and port:
             found = (str(host), int(port))  # the last to register: an older one may be dead without being known to be
     return found
 
 
-def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = FENCE_TIMEOUT_S) -> ClaimReport:
+async def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = FENCE_TIMEOUT_S) -> ClaimReport:
     """Have the agent at `address` record this lease as its store's latest and end sessions of earlier ones.
 
     Returns its answer, also a refusal. Raises TransientError where it is unreachable or late, UnavailableError where it
     does not know fences.
     """
     where = f"the agent at {address[0]}:{address[1]}"
-    deadline = time.monotonic() + timeout_s
     key = protocol.fence_key(claim).encode()
     try:
-        with socket.create_connection(address, timeout=timeout_s) as sock:
-            sock.sendall(struct.pack("<ii", protocol.RPC_MAGIC, len(key)) + key)
-            (code,) = struct.unpack("<i", _read(sock, 4, deadline))
-            if code != protocol.RPC_SUCCESS:
-                raise UnavailableError(
-                    f"{where} knows no fences: it is older than this farm, or a stock TVM server",
-                    "Update device-agent on the board.",
-                )
-            (size,) = struct.unpack("<i", _read(sock, 4, deadline))
-            if not 0 <= size <= _MAX_ANSWER_BYTES:
-                raise ValueError(f"an answer of {size} bytes")
-            return ClaimReport.from_json(_read(sock, size, deadline).decode())
-    except (OSError, EOFError) as error:
-        raise TransientError(f"{where} did not take the fence of lease {claim.token}: {error}") from error
+        with anyio.fail_after(timeout_s):
+            async with await anyio.connect_tcp(*address) as stream:
+                answer = BufferedByteReceiveStream(stream)
+                await stream.send(struct.pack("<ii", protocol.RPC_MAGIC, len(key)) + key)
+                (code,) = struct.unpack("<i", await answer.receive_exactly(4))
+                if code != protocol.RPC_SUCCESS:
+                    raise UnavailableError(
+                        f"{where} knows no fences: it is older than this farm, or a stock TVM server",
+                        "Update device-agent on the board.",
+                    )
+                (size,) = struct.unpack("<i", await answer.receive_exactly(4))
+                if not 0 <= size <= _MAX_ANSWER_BYTES:
+                    raise ValueError(f"an answer of {size} bytes")
+                return ClaimReport.from_json((await answer.receive_exactly(size)).decode())
+    except (OSError, *ENDED) as error:
+        raise TransientError(f"{where} did not take the fence of lease {claim.token}: {explain_end(error)}") from error
     except ValueError as error:  # ProtocolError and UnicodeDecodeError are such
         raise UnavailableError(f"{where} gave an invalid reply to a fence: {error}") from error
-
-
-def _read(sock: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        chunk = sock.recv(size - len(data))
-        if not chunk:
-            raise EOFError("it closed the connection")
-        data += chunk
-    return data
 
 
 # Used only for the text of an error.
@@ -90,13 +82,13 @@ class AgentAddress:
     host: str
     port: int
 
-    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
+    async def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
         """Return host, port and connection key, as a tracker would."""
         del timeout_s  # the agent is there or not; connecting has a deadline of its own
         return self.host, self.port, key
 
 
-def ask_for_board(
+async def ask_for_board(
     tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> tuple[str, int, str]:
     """Fence the board and wait until it is offered: its host, port and connection key.
@@ -104,12 +96,12 @@ def ask_for_board(
     Raises LeaseOverError, DeadlineError, TransientError, UnavailableError, BoardBusyError where a client holds it. For
     a `doubted` board: LeaseOverError, DeadlineError where its agent does not answer, else BoardBusyError.
     """
-    _send_fence(tracker, key, claim, FENCE_TIMEOUT_S, doubted)
+    await _send_fence(tracker, key, claim, FENCE_TIMEOUT_S, doubted)
     try:
-        return tracker.request(key, timeout_s)
+        return await tracker.request(key, timeout_s)
     except FarmError as error:
         busy = isinstance(error, DeadlineError)
-        report = _send_fence(tracker, key, claim, _HOLDER_TIMEOUT_S, doubted) if busy else None
+        report = await _send_fence(tracker, key, claim, _HOLDER_TIMEOUT_S, doubted) if busy else None
         holder = report.holder if report is not None else ""
         if doubted:
             who = f"{holder or 'another client'} holds the board without a lease of the farm's"
@@ -128,7 +120,7 @@ def require_latest(key: str, report: ClaimReport) -> ClaimReport:
     return report
 
 
-def _send_fence(
+async def _send_fence(
     tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> ClaimReport | None:
     """Return the agent's answer; None where there is none: then the request or the claim decides."""
@@ -139,10 +131,10 @@ def _send_fence(
         if isinstance(tracker, AgentAddress):
             address = (tracker.host, tracker.port)
         else:
-            address = find_agent(tracker, key, timeout_s)
+            address = await find_agent(tracker, key, timeout_s)
         if address is None:
             return None
-        report = send_fence(address, claim, timeout_s)
+        report = await send_fence(address, claim, timeout_s)
     except (TransientError, UnavailableError) as error:
         if doubted and address is not None and isinstance(error, TransientError):
             if isinstance(error.__cause__, TimeoutError):

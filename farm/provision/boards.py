@@ -13,7 +13,7 @@ from farm.crew import calibration
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import TransientError
 from farm.inventory.board_types import require_board_type
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.processes.machine import name_coordinator
 from farm.provision.board import Provisioner, ProvisioningJob, ProvisioningTarget
 from farm.provision.plan import BoardReport
@@ -72,7 +72,7 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningT
 
     Raises PermanentError for a failing or wrong kernel, and as `BoardSession`.
     """
-    with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
+    with BlockingSession(tracker, target.key, FIND_TIMEOUT_S) as session:
         about = session.description
         kernel = calibration.require_kernel(kernels, require_board_type(target.options.board_type), about.architecture)
         outcome = calibration.require_right(session, kernel)

@@ -26,7 +26,7 @@ from device_agent.protocol import (
 from farm.crew import calibration
 from farm.errors import BoardUnsafeError, PermanentError
 from farm.inventory.board_types import BoardType
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 
@@ -51,7 +51,7 @@ _SEND = "Please send this report: the type's file is to be put right, or another
 class HardwareChecks:
     """The checks of one board, whose session is the caller's. `before` are its clocks before the first check."""
 
-    session: BoardSession
+    session: BlockingSession
     kind: BoardType
     before: Clocks
     require_kernel: Callable[[], golden.GoldenKernel]

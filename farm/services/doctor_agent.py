@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
+
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
 from farm.connectivity.services import Services
 from farm.crew import calibration
@@ -29,7 +31,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.inventory.board_types import require_board_type
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.processes.machine import name_coordinator
 from farm.search.build import golden
 from farm.services import probe_rules
@@ -74,7 +76,7 @@ class AgentHops:
         self._stack = contextlib.ExitStack()
         self._opened: Services | None = None
         self._lease: Lease | None = None
-        self._session: BoardSession | None = None
+        self._session: BlockingSession | None = None
         self._refusal: FarmError | None = None
 
     def plan(self) -> list[tuple[str, Work]]:
@@ -110,7 +112,7 @@ class AgentHops:
         return [(name, functools.partial(self._try, hop)) for name, hop in hops]
 
     @property
-    def session(self) -> BoardSession:
+    def session(self) -> BlockingSession:
         """The session. Raises the agent's refusal."""
         if self._refusal is not None:
             raise self._refusal
@@ -143,7 +145,7 @@ class AgentHops:
 
     def _tracker(self) -> str:
         tracker = self._services.tracker
-        count = len(tracker.fetch_summary().get("server_info", ()))
+        count = len(anyio.run(tracker.fetch_summary).get("server_info", ()))
         return f"TVM's, on {tracker.host}:{tracker.port}, {count} agents registered"
 
     def _way(self) -> str:
@@ -197,7 +199,7 @@ class AgentHops:
     def _agent(self) -> str:
         began = time.monotonic()
         try:
-            self._session = BoardSession(self._services.tracker, self._key, REQUEST_TIMEOUT_S, self._lease)
+            self._session = BlockingSession(self._services.tracker, self._key, REQUEST_TIMEOUT_S, self._lease)
         except BoardHostileError:
             raise
         except (UnavailableError, BoardUnsafeError) as error:

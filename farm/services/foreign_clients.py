@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import anyio
+
 from device_agent.protocol import ClaimReport, LeaseClaim
 from farm.errors import FarmError, LeaseOverError
 from farm.measure import asking
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def _ask_agent(address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
-    return asking.send_fence(address, claim, _ASK_TIMEOUT_S)
+    return anyio.run(asking.send_fence, address, claim, _ASK_TIMEOUT_S)
 
 
 class ForeignClients:

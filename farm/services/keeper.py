@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
+
 from farm import emulation
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.tracker import Tracker
@@ -376,7 +378,7 @@ class Keeper:
     def _note_registered(self) -> dict[str, Any]:
         """Read which agents have registered; return the tracker's summary, empty where it does not answer."""
         try:
-            summary = self.tracker.fetch_summary(_SUMMARY_TIMEOUT_S)
+            summary = anyio.run(self.tracker.fetch_summary, _SUMMARY_TIMEOUT_S)
         except FarmError as error:
             _log.warning("%s", error)
             return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import statistics
 import time
@@ -15,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import anyio
 
 from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
@@ -262,7 +265,7 @@ class _Visit:
     async def _look(self) -> Finding:
         """Connect and examine. Raises FarmError for faults of the board, or _SkippedError."""
         with _our_side():
-            keys = await on_thread("farm-registered", self._prober.tracker.fetch_keys)
+            keys = await on_thread("farm-registered", functools.partial(anyio.run, self._prober.tracker.fetch_keys))
         if self._key not in keys:
             self._raise_if_other_type(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)

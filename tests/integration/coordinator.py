@@ -18,7 +18,7 @@ from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, TensorSpe
 from farm.connectivity.tracker import Tracker
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import FarmError, TransientError
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.store import Store
 from farm.values import Lease
 
@@ -46,7 +46,7 @@ def main() -> None:
     with Store(Path(path)) as store:
         lease = acquire(store, board, name, float(ttl))
         keeper = LeaseKeeper(lambda: Store(Path(path)), lease)
-        session = BoardSession(Tracker(host, int(port)), key, lease=lease)
+        session = BlockingSession(Tracker(host, int(port)), key, lease=lease)
         say(token=lease.token)
         for line in sys.stdin:
             verb, _, argument = line.strip().partition(" ")

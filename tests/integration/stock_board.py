@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,3 +32,10 @@ def stock_board(folder: pathlib.Path, *options: str) -> Iterator[int]:
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether a server does."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from farm.connectivity.host_keys import KnownHosts
@@ -151,7 +152,7 @@ class OneBoard:
 
     def fetch_status(self) -> dict[str, Any]:
         """As the services' own."""
-        known = {info.get("key") for info in self.tracker.fetch_summary()["server_info"]}
+        known = {info.get("key") for info in anyio.run(self.tracker.fetch_summary)["server_info"]}
         reachable = self._is_reachable or f"server:{self._key}" in known
         name = self._key.partition("/")[2]
         board = {

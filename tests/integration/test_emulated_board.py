@@ -29,7 +29,7 @@ from farm.artifacts.package import WHEEL, C, write_package
 from farm.artifacts.verify import compare
 from farm.connectivity.tracker import Tracker
 from farm.inventory.board_types import BoardType, load_board_types
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import tvm_env
 from farm.search.build import builder
@@ -93,9 +93,9 @@ def agent(emulated_root: str, tracker: Any, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def board(agent: Agent, tracker: Any) -> Iterator[BoardSession]:
+def board(agent: Agent, tracker: Any) -> Iterator[BlockingSession]:
     """A session of the farm's own client with the emulated board."""
-    with BoardSession(Tracker(tracker.host, tracker.port), agent.key) as session:
+    with BlockingSession(Tracker(tracker.host, tracker.port), agent.key) as session:
         yield session
 
 
@@ -133,14 +133,14 @@ def spec(entry: str = "main") -> MeasureSpec:
     return MeasureSpec((SHAPE,) * 3, entry=entry, repeat=2, min_repeat_s=0.0, limits=LIMITS)
 
 
-def test_it_says_what_it_is(board: BoardSession) -> None:
+def test_it_says_what_it_is(board: BlockingSession) -> None:
     """The board is an aarch64 one, of the type it was started as, and runs programs of the Relax VM."""
     assert board.description.architecture == "aarch64"
     assert board.description.board_type == "jetson-nano"
     assert Engine.RELAX_VM in board.description.engines
 
 
-def test_a_kernel_of_the_farms_builder_is_measured(board: BoardSession, kernel: bytes) -> None:
+def test_a_kernel_of_the_farms_builder_is_measured(board: BlockingSession, kernel: bytes) -> None:
     """What the builder cross-compiled runs there, is timed, and computes NumPy's product."""
     outcome = board.measure(spec(), kernel)
     assert outcome.status is Status.OK, outcome.message
@@ -154,7 +154,7 @@ def test_a_kernel_of_the_farms_builder_is_measured(board: BoardSession, kernel: 
     assert np.abs(list(outputs.values())[-1] - a @ b).max() < 1e-4
 
 
-def test_a_whole_model_gives_the_references_output(board: BoardSession, nano: BoardType) -> None:
+def test_a_whole_model_gives_the_references_output(board: BlockingSession, nano: BoardType) -> None:
     """A model compiled and linked for the Nano gives ONNX Runtime's output, within its type's tolerance."""
     entry = ZOO["tiny-cnn"]
     data = entry.build()
@@ -171,7 +171,7 @@ def test_a_whole_model_gives_the_references_output(board: BoardSession, nano: Bo
 
 
 def test_an_artifact_is_verified_and_its_packages_run(
-    board: BoardSession, nano: BoardType, emulated_root: str, tmp_path: pathlib.Path
+    board: BlockingSession, nano: BoardType, emulated_root: str, tmp_path: pathlib.Path
 ) -> None:
     """What is compiled for a Nano is right there, and so are its wheel and its C program, without the farm."""
     settings = Settings(home=str(tmp_path / "home"))
@@ -218,7 +218,7 @@ def test_an_artifact_is_verified_and_its_packages_run(
     assert "ms per inference" in done.stdout
 
 
-def test_a_library_for_another_architecture_is_refused(board: BoardSession, matmul: bytes) -> None:
+def test_a_library_for_another_architecture_is_refused(board: BlockingSession, matmul: bytes) -> None:
     """What was built for x86-64 does not load there, and that is the candidate's fault."""
     machine = int.from_bytes(matmul[18:20], "little")
     if machine == 183:
@@ -226,7 +226,7 @@ def test_a_library_for_another_architecture_is_refused(board: BoardSession, matm
     assert board.measure(spec(), matmul).status is Status.LOAD_FAILED
 
 
-def test_what_misbehaves_is_an_outcome_and_the_board_goes_on(board: BoardSession, bad: bytes, kernel: bytes) -> None:
+def test_what_misbehaves_is_an_outcome_and_the_board_goes_on(board: BlockingSession, bad: bytes, kernel: bytes) -> None:
     """A crash differs from a leak under emulation as well, and each costs only itself."""
     outcome = board.measure(spec("segfault"), bad)
     assert (outcome.status, outcome.signal) == (Status.CRASHED, "SIGSEGV")
@@ -234,7 +234,7 @@ def test_what_misbehaves_is_an_outcome_and_the_board_goes_on(board: BoardSession
     assert board.measure(spec(), kernel).status is Status.OK
 
 
-def test_it_has_the_clocks_of_a_nano(board: BoardSession, kernel: bytes) -> None:
+def test_it_has_the_clocks_of_a_nano(board: BlockingSession, kernel: bytes) -> None:
     """Its clocks are held by a clock helper that is emulated as well; what is measured at them says so."""
     assert board.description.simulated
     assert board.description.detected_type == "jetson-nano"

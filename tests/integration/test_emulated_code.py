@@ -25,7 +25,7 @@ from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from tests import together
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
@@ -294,12 +294,12 @@ def nano(start_agent: Callable[..., Agent], natives: pathlib.Path) -> Agent:
 
 
 @pytest.fixture
-def board(nano: Agent) -> Iterator[BoardSession]:
-    with BoardSession(AgentAddress("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
+def board(nano: Agent) -> Iterator[BlockingSession]:
+    with BlockingSession(AgentAddress("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
         yield session
 
 
-def measure(board: BoardSession, built: dict[str, Any], freq_hz: int = 1_428_000_000) -> protocol.Outcome:
+def measure(board: BlockingSession, built: dict[str, Any], freq_hz: int = 1_428_000_000) -> protocol.Outcome:
     """Time the model's first function with four threads at a clock."""
     assert board.pin(OperatingPoint(cpu_freq_hz={"a57": freq_hz})).status is PinStatus.OK
     library, _, arguments = next(iter(built.values()))
@@ -307,7 +307,7 @@ def measure(board: BoardSession, built: dict[str, Any], freq_hz: int = 1_428_000
     return board.measure(MeasureSpec(specs, repeat=5, limits=Limits(timeout_s=30.0, threads=4)), library)
 
 
-def test_a_virtual_board_runs_its_own_code(board: BoardSession, built: dict[str, Any]) -> None:
+def test_a_virtual_board_runs_its_own_code(board: BlockingSession, built: dict[str, Any]) -> None:
     """It says what it is; its latency goes with the clock, and is what its core needs."""
     assert (board.description.architecture, board.description.simulated) == ("aarch64", True)
     assert Engine.ONNXRUNTIME not in board.description.engines
@@ -319,7 +319,7 @@ def test_a_virtual_board_runs_its_own_code(board: BoardSession, built: dict[str,
 
 
 def test_figures_are_the_same_on_two_boards(
-    board: BoardSession,
+    board: BlockingSession,
     built: dict[str, Any],
     start_agent: Callable[..., Agent],
     natives: pathlib.Path,
@@ -330,7 +330,7 @@ def test_figures_are_the_same_on_two_boards(
     other = start_agent(*options, "--work-folder", str(tmp_path / "work"))
     seen = []
     for port, name in ((other.port, other.key), (other.port, other.key)):
-        with BoardSession(AgentAddress("127.0.0.1", port), f"jetson-nano/{name.partition('/')[2]}") as session:
+        with BlockingSession(AgentAddress("127.0.0.1", port), f"jetson-nano/{name.partition('/')[2]}") as session:
             seen.append(measure(session, built).latency_s)
     assert seen[0] == seen[1] == measure(board, built).latency_s
 
@@ -392,7 +392,7 @@ def test_a_later_core_has_its_own_instructions(
     ],
 )
 def test_a_whole_model_runs_in_the_emulator(
-    board: BoardSession, name: str, weights: str, in_8_bits: bool, tolerance: float
+    board: BlockingSession, name: str, weights: str, in_8_bits: bool, tolerance: float
 ) -> None:
     """TVM's virtual machine here, each of its functions there: outputs are right, also in 8 bits, with weights in 16,
     and estimated as their sum.

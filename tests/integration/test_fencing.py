@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from device_agent import protocol
@@ -28,7 +29,7 @@ from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
 from farm.measure import asking
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from farm.store import Store
 from farm.store.sqlite import copy_store
@@ -128,7 +129,7 @@ def test_a_frozen_coordinator_loses_its_board_and_disturbs_nothing(
             os.kill(frozen.process.pid, signal.SIGSTOP)
         lease = coordinator.acquire(store, nano.key.partition("/")[2], "awake", 60.0)
         began = time.monotonic()
-        with LeaseKeeper(lambda: Store(path), lease), BoardSession(client, nano.key, lease=lease) as session:
+        with LeaseKeeper(lambda: Store(path), lease), BlockingSession(client, nano.key, lease=lease) as session:
             took_s = time.monotonic() - began
             assert took_s < PROMISED_S
             print(f"from the lease to a session in the place of a frozen one: {took_s:.2f} s")
@@ -150,21 +151,22 @@ def test_a_stock_client_is_waited_for(client: Tracker, tracker: Any, agent: Agen
     stock = tracker.request(agent.key)
     lease = make_lease(agent, 7, "waits")
     with pytest.raises(BoardBusyError, match="held by a client that is not the farm"):
-        BoardSession(client, agent.key, 0.5, lease)
+        BlockingSession(client, agent.key, 0.5, lease)
     assert stock.cpu(0).exist  # undisturbed
     started = threading.Event()
     outcomes = []
 
     def work() -> None:
         started.set()
-        with BoardSession(client, agent.key, lease=lease) as session:
+        with BlockingSession(client, agent.key, lease=lease) as session:
             outcomes.append(session.measure(coordinator.SPEC, matmul))
 
     thread = threading.Thread(target=work)
     thread.start()
     started.wait()
     wait_until(
-        lambda: client.fetch_summary()["queue_info"].get(agent.key, {}).get("pending", 0) >= 1, "the farm to queue up"
+        lambda: anyio.run(client.fetch_summary)["queue_info"].get(agent.key, {}).get("pending", 0) >= 1,
+        "the farm to queue up",
     )
     assert not outcomes
     del stock
@@ -174,22 +176,22 @@ def test_a_stock_client_is_waited_for(client: Tracker, tracker: Any, agent: Agen
 
 def test_a_fence_ends_the_session_of_an_earlier_lease_alone(client: Tracker, agent: Agent) -> None:
     """Of the same store and lower: evicted. Of another store, or the same lease again: left alone."""
-    address = asking.find_agent(client, agent.key)
+    address = anyio.run(asking.find_agent, client, agent.key)
     assert address == ("127.0.0.1", agent.port)
-    with BoardSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left")) as session:
+    with BlockingSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left")) as session:
         for claim in (LeaseClaim("another", 99, "x"), LeaseClaim("fenced", 5, "left")):
-            report = asking.send_fence(address, claim)
+            report = anyio.run(asking.send_fence, address, claim)
             assert report.status is ClaimStatus.OK
             assert report.holder == "left for tuning (lease 5)"
         session.unpin()
-        report = asking.send_fence(address, LeaseClaim("fenced", 6, "right"))
+        report = anyio.run(asking.send_fence, address, LeaseClaim("fenced", 6, "right"))
         assert (report.status, report.holder) == (ClaimStatus.EVICTED, "")
         with pytest.raises(BoardLostError):
             session.unpin()
-    report = asking.send_fence(address, LeaseClaim("fenced", 5, "left"))
+    report = anyio.run(asking.send_fence, address, LeaseClaim("fenced", 5, "left"))
     assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 6, "right")
     with pytest.raises(LeaseOverError, match="right has had the board since, under lease 6") as caught:
-        BoardSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left"))
+        BlockingSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left"))
     assert pickle.loads(pickle.dumps(caught.value)).greatest == 6
 
 
@@ -197,13 +199,13 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
     """A site whose lease's number was given before is refused, leaves the board, and has it with the next lease."""
     before, path = tmp_path / "before.db", tmp_path / "farm.db"
     kind, _, name = agent.key.partition("/")
-    address = wait_until(lambda: asking.find_agent(client, agent.key), "the agent")
+    address = wait_until(lambda: anyio.run(asking.find_agent, client, agent.key), "the agent")
     with Store(path) as store:
         store.boards.save(Board(name, kind, simulated=False))
         copy_store(path, before)
         for _ in range(5):  # what is forgotten afterwards
             lease = store.leases.acquire(name, "left", "tuning")
-            asking.send_fence(address, asking.to_claim(lease))
+            anyio.run(asking.send_fence, address, asking.to_claim(lease))
             store.leases.release(lease)
     notes: list[str] = []
     with (
@@ -213,20 +215,22 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
         ) as site,
     ):
         with pytest.raises(LeaseOverError) as caught:
-            BoardSession(client, agent.key, lease=site.lease)
+            BlockingSession(client, agent.key, lease=site.lease)
         site.note_refusal(caught.value)
         while not site.has_board:
             site.ensure_alive()
             time.sleep(0.05)
         assert site.lease.token > lease.token
-        BoardSession(client, agent.key, lease=site.lease).close()
+        BlockingSession(client, agent.key, lease=site.lease).close()
 
 
 def test_a_session_whose_lease_is_over_gets_nothing_done(client: Tracker, agent: Agent, matmul: bytes) -> None:
     """Every use of the board is refused with the reason, no candidate is blamed; release still works."""
-    with BoardSession(client, agent.key, lease=make_lease(agent, 7, "over")) as session:
+    with BlockingSession(client, agent.key, lease=make_lease(agent, 7, "over")) as session:
         stale = LeaseClaim("over", 6, "left", "tuning")
-        report = ClaimReport.from_json(str(session._call(protocol.CLAIM, 5.0, stale.to_json())))
+        report = ClaimReport.from_json(
+            str(session._portal.call(session._session._call, protocol.CLAIM, 5.0, stale.to_json()))
+        )
         assert report.status is ClaimStatus.REFUSED
         outcome = session.measure(coordinator.SPEC, matmul)
         assert outcome.status is Status.FARM_ERROR
@@ -247,7 +251,7 @@ def test_an_agent_that_starts_again_remembers(
     for token, status in ((7, ClaimStatus.OK), (6, ClaimStatus.REFUSED)):
         agent = start_agent(*options)
         claim = LeaseClaim("kept", token, "ann")
-        assert asking.send_fence(("127.0.0.1", agent.port), claim).status is status
+        assert anyio.run(asking.send_fence, ("127.0.0.1", agent.port), claim).status is status
         assert agent.stop() == 0
 
 
@@ -255,11 +259,11 @@ def test_what_knows_no_fences_is_named(tracker: Any, client: Tracker, tmp_path: 
     """TVM's own server refuses the greeting; a session with it fails as one of another protocol."""
     lease = Lease("fenced", "right", "tuning", "stock", 1, 60.0, 0.0, 0.0)
     with stock_board(tmp_path, "--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/fenced"):
-        address = wait_until(lambda: asking.find_agent(client, "stock/fenced"), "the stock server")
+        address = wait_until(lambda: anyio.run(asking.find_agent, client, "stock/fenced"), "the stock server")
         with pytest.raises(UnavailableError, match="knows no fences"):
-            asking.send_fence(address, asking.to_claim(lease))
+            anyio.run(asking.send_fence, address, asking.to_claim(lease))
         with pytest.raises(UnavailableError, match="stock/fenced does not speak our protocol"):
-            BoardSession(client, "stock/fenced", lease=lease)
+            BlockingSession(client, "stock/fenced", lease=lease)
 
 
 def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], matmul: bytes) -> None:
@@ -284,7 +288,7 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         assert foreign.recv(1) == b""  # closed at once
         gone.close()
         for _ in range(3):
-            report = asking.send_fence(("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
+            report = anyio.run(asking.send_fence, ("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
             assert report.holder.startswith("a client that is not the farm")
         third.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -298,7 +302,7 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         third.settimeout(20)
         second.close()
         assert is_served(third)
-    with BoardSession(
+    with BlockingSession(
         AgentAddress("127.0.0.1", agent.port), agent.key, lease=make_lease(agent, 2, "beside")
     ) as session:
         assert session.measure(coordinator.SPEC, matmul).status is Status.OK

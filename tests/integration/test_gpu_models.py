@@ -26,7 +26,7 @@ from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
 from farm.search.build import lowering
@@ -46,13 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return code.find_folder(home)
 
 
-def connect(agent: Agent) -> BoardSession:
+def connect(agent: Agent) -> BlockingSession:
     """A session with a virtual Nano's agent."""
-    return BoardSession(AgentAddress("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}")
+    return BlockingSession(AgentAddress("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}")
 
 
 @pytest.fixture
-def board(folder: pathlib.Path, start_agent: Callable[..., Agent]) -> Iterator[BoardSession]:
+def board(folder: pathlib.Path, start_agent: Callable[..., Agent]) -> Iterator[BlockingSession]:
     options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     with connect(start_agent(*options)) as session:
         yield session
@@ -79,7 +79,7 @@ def feed() -> dict[str, np.ndarray]:
     return {name: np.random.default_rng(1).standard_normal(shape).astype("float32")}
 
 
-def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, library: bytes) -> None:
+def test_a_model_on_the_gpu_gives_the_references_output(board: BlockingSession, library: bytes) -> None:
     """Schedules by prediction through CUDA source, the plug-in and the driver give what ONNX Runtime gives."""
     assert board.description.engine_versions["cuda"] == "10.2 sm_53"
     inputs = feed()
@@ -93,7 +93,7 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     assert comparison.matches, comparison.reason
 
 
-def test_a_model_whose_weights_are_float16(board: BoardSession) -> None:
+def test_a_model_whose_weights_are_float16(board: BlockingSession) -> None:
     """Inputs, weights and outputs are float16: the model computes in it without being asked to."""
     entry = ZOO["tiny-cnn"]
     model = onnx.load_model_from_string(entry.build())

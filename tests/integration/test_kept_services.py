@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import anyio
 import psutil
 import pytest
 
@@ -69,7 +70,7 @@ def kill(services: Services) -> None:
 
 def _answers(kept: KeptServices) -> bool:
     try:
-        kept.tracker.fetch_summary(1.0)
+        anyio.run(kept.tracker.fetch_summary, 1.0)
     except FarmError:
         return False
     return True

@@ -24,7 +24,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.crew import Crew, WorkStoppedError
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.inventory.board_types import load_board_types
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from farm.search.build.golden import GoldenKernels, plan_target
 from farm.services.probe import Prober, ProbeReport
@@ -148,7 +148,7 @@ def test_an_unsafe_board_is_not_probed_again(fleet: Fleet, tracker: Any, start_a
     name = name_of(agent)
     fleet.add(name)
     hardware = open_hardware(agent)
-    with BoardSession(fleet.prober.tracker, f"jetson-nano/{name}") as session:
+    with BlockingSession(fleet.prober.tracker, f"jetson-nano/{name}") as session:
         assert session.pin(OperatingPoint(cpu_freq_hz={"a57": 403_200_000})).status is PinStatus.OK
         hardware.write("/sys/virtual/fault", "write_refused:*scaling_max_freq")
         assert session.unpin().status is PinStatus.UNSAFE

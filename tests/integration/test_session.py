@@ -15,7 +15,7 @@ from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, 
 from farm.connectivity.tracker import Tracker
 from farm.errors import BoardLostError, DeadlineError
 from farm.measure import session as farm_session
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, wait_until
@@ -36,7 +36,7 @@ def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: byte
     """What comes back is what NumPy computes, in the order of the arguments."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(SHAPE.shape).astype("float32") for _ in range(2))
-    with BoardSession(client, agent.key) as session:
+    with BlockingSession(client, agent.key) as session:
         run = RunSpec(Engine.KERNEL, limits=Limits(threads=1))
         outcome, outputs = session.run_model(run, matmul, {"a": a, "b": b, "c": np.zeros_like(a)})
     assert outcome.status is Status.OK
@@ -48,7 +48,7 @@ def test_a_program_travels_once(client: Tracker, agent: Any, matmul: bytes) -> N
     program = matmul + bytes(4 * farm_session.LEAST_BYTES)
     arrays = {name: np.ones(SHAPE.shape, "float32") for name in "abc"}
     run = RunSpec(Engine.KERNEL, limits=Limits(threads=1))
-    with BoardSession(client, agent.key) as session:
+    with BlockingSession(client, agent.key) as session:
         marks = [session.sent_bytes]
         for _ in range(3):
             outcome, outputs = session.run_model(run, program, arrays)
@@ -65,13 +65,13 @@ def test_an_overrun_raises_and_the_next_session_works(
 ) -> None:
     """A board that does not answer in time is cut off; once its own deadline has passed it serves again."""
     monkeypatch.setattr(farm_session, "_CALL_GRACE_S", -1.5)
-    with BoardSession(client, agent.key) as session:
+    with BlockingSession(client, agent.key) as session:
         started = time.monotonic()
         with pytest.raises(DeadlineError, match=r"device_agent\.measure within 0\.5 s"):
             session.measure(spec("loops", timeout_s=2.0), bad)
         assert time.monotonic() - started < 1.9
     monkeypatch.undo()
-    with BoardSession(client, agent.key, PATIENCE_S) as session:
+    with BlockingSession(client, agent.key, PATIENCE_S) as session:
         assert session.measure(spec(), matmul).status is Status.OK
 
 
@@ -81,7 +81,7 @@ def test_an_upload_that_a_board_does_not_take_is_told_from_a_slow_answer(
     """A session that is stopped takes no more than buffers hold; its upload's deadline comes before the call's."""
     monkeypatch.setattr(farm_session, "_UPLOAD_GRACE_S", 0.2)
     monkeypatch.setattr(farm_session, "_SLOWEST_BYTES_PER_S", 1e8)
-    with BoardSession(client, agent.key) as session:
+    with BlockingSession(client, agent.key) as session:
         family = agent.descendants()
         for process in family:
             process.suspend()
@@ -91,7 +91,7 @@ def test_an_upload_that_a_board_does_not_take_is_told_from_a_slow_answer(
         finally:
             for process in family:
                 process.resume()
-    with BoardSession(client, agent.key, PATIENCE_S) as session:
+    with BlockingSession(client, agent.key, PATIENCE_S) as session:
         assert session.description.board_type == "local"
 
 
@@ -100,7 +100,7 @@ def test_a_killed_agent_is_a_lost_board(
 ) -> None:
     """Kill -9 of the whole agent in the middle of a measurement ends the call at once, as the board's fault."""
     agent = start_agent("--tracker", f"{tracker.host}:{tracker.port}")
-    with BoardSession(client, agent.key) as session:
+    with BlockingSession(client, agent.key) as session:
         family = [*agent.descendants()]
 
         def kill() -> None:
@@ -122,7 +122,7 @@ def test_a_killed_agent_is_a_lost_board(
 
 def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:
     """A closed session may be closed again, and the board is free for the next one."""
-    session = BoardSession(client, agent.key)
+    session = BlockingSession(client, agent.key)
     session.close()
     session.close()
-    BoardSession(client, agent.key, PATIENCE_S).close()
+    BlockingSession(client, agent.key, PATIENCE_S).close()

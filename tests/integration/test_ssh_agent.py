@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 
@@ -22,7 +23,7 @@ from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.processes.children import Backoff
 from farm.search import tvm_env
 from tests.integration import candidates
@@ -82,7 +83,7 @@ def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
 
 
 def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
-    summary = tracker.fetch_summary()
+    summary = anyio.run(tracker.fetch_summary)
     free = summary["queue_info"].get(board.key, {"free": 0})["free"]
     ports = [info["addr"][1] for info in summary["server_info"] if info["key"] == f"server:{board.key}"]
     return bool(free) and ports == [at]
@@ -90,8 +91,8 @@ def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
 
 def test_a_kernel_is_measured_through_the_tunnel(real_board: RealBoard, client: Tracker, matmul: bytes) -> None:
     """By the forward's address: the tracker gives only the key, without which the agent refuses every client."""
-    _, _, match_key = client.request(real_board.key, PATIENCE_S)
-    with BoardSession(AgentAddress(*real_board.forward.address), match_key) as session:
+    _, _, match_key = anyio.run(client.request, real_board.key, PATIENCE_S)
+    with BlockingSession(AgentAddress(*real_board.forward.address), match_key) as session:
         assert session.description.board_type == "local"
         outcomes = [session.measure(spec(), matmul) for _ in range(3)]
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 3
@@ -104,7 +105,7 @@ def test_a_tracker_hands_the_board_out_under_the_tunnels_port(
     local_port = real_board.forward.address[1]
     assert local_port != real_board.port
     wait_until(lambda: find_board(client, real_board, local_port), "the board to be registered")
-    with BoardSession(client, real_board.key) as session:
+    with BlockingSession(client, real_board.key) as session:
         assert len(real_board.forward) == 1
         assert session.measure(spec(), matmul).status is Status.OK
 
@@ -120,7 +121,7 @@ def test_a_tunnel_cut_during_a_measurement(
     }
     connects = real_board.link.state.connects + (how == "session killed")
     wait_until(lambda: find_board(client, real_board, real_board.forward.address[1]), "the board to be free")
-    with BoardSession(client, real_board.key) as session:
+    with BlockingSession(client, real_board.key) as session:
         cut_at: list[float] = []
 
         def cut() -> None:
@@ -141,5 +142,5 @@ def test_a_tunnel_cut_during_a_measurement(
     wait_until(lambda: real_board.link.state.connects == connects, "the connection to be back")
     wait_until(lambda: find_board(client, real_board, real_board.forward.address[1]), "the board to be offered again")
     print(f"{how}: offered again after {time.monotonic() - cut_at[0]:.2f} s")
-    with BoardSession(client, real_board.key) as session:
+    with BlockingSession(client, real_board.key) as session:
         assert session.measure(spec(), matmul).status is Status.OK

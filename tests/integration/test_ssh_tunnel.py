@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import pathlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,8 +23,10 @@ from farm.connectivity.tunnels import Forward, ReverseForward
 from farm.errors import DeadlineError, PermanentError, TransientError
 from farm.processes.children import Backoff
 from tests import hostile_board
+from tests.integration import candidates
 from tests.integration.conftest import wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd
+from tests.integration.stock_board import listens, stock_board
 from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
@@ -125,6 +129,45 @@ def test_a_forward_to_an_agent_lets_nothing_but_answers_pass(connection: SshConn
             wait_until(lambda: bool(forward.refused), "the reason", 5)
     assert "code 3" in forward.refused
     assert not forward.board_ended.is_set()
+
+
+# TVM's own client holds the interpreter while it copies: it cannot share a process with the forward.
+_STOCK_SCRIPT = """
+import pathlib, sys
+import numpy as np
+import tvm
+from tvm import rpc
+
+host, port, path, size = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
+remote = rpc.connect(host, port)
+remote.upload(str(path))
+module = remote.load_module(path.name)
+device = remote.cpu()
+a, b = (np.random.default_rng(seed).random((size, size), "float32") for seed in (1, 2))
+arrays = [tvm.runtime.tensor(value, device) for value in (a, b, np.zeros((size, size), "float32"))]
+assert len(module.time_evaluator("main", device, number=1, repeat=2)(*arrays).results) == 2
+np.testing.assert_allclose(arrays[2].numpy(), a @ b, rtol=1e-3)
+assert bytes(remote.download(path.name)) == path.read_bytes()
+try:
+    remote.load_module("nowhere.so")
+except Exception as error:
+    assert "nowhere" in str(error)
+    print("as ever")
+"""
+
+
+def test_a_stock_client_and_a_stock_board_work_through_a_forward(
+    connection: SshConnection, tmp_path: pathlib.Path, matmul: bytes
+) -> None:
+    """All that TVM's own server answers a stock script passes: modules, tensors, timings, errors, copies of bytes."""
+    (tmp_path / "matmul.so").write_bytes(matmul)
+    with stock_board(tmp_path) as port:
+        wait_until(lambda: listens(port), "the server")
+        with Forward(lambda: connection, port, check=FrameFilter) as forward:
+            script = [sys.executable, "-c", _STOCK_SCRIPT, *map(str, forward.address), str(tmp_path / "matmul.so")]
+            done = subprocess.run([*script, str(candidates.SIZE)], capture_output=True, text=True, timeout=100)
+            assert done.stdout == "as ever\n", done.stderr[-3000:]
+            assert forward.refused == ""
 
 
 def test_a_client_that_leaves_is_not_the_boards_fault(joined: tuple[Forward, socket.socket, socket.socket]) -> None:

@@ -15,7 +15,7 @@ from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, Re
 from farm.campaign.verify.verification import Verification
 from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import target, tvm_env, workloads
@@ -50,7 +50,7 @@ class Boards:
 
     def __init__(self, agents: Mapping[str, Agent]) -> None:
         self.agents = agents
-        self.sessions: dict[str, BoardSession] = {}
+        self.sessions: dict[str, BlockingSession] = {}
 
     def answer(self, request: RunWanted | MeasureWanted) -> None:
         asked = self._session(request.board)
@@ -70,11 +70,11 @@ class Boards:
         for session in self.sessions.values():
             session.close()
 
-    def _session(self, board: str) -> BoardSession:
+    def _session(self, board: str) -> BlockingSession:
         if board not in self.sessions:
             agent = self.agents[board]
             key = f"{NANO}/{agent.key.partition('/')[2]}"
-            self.sessions[board] = BoardSession(AgentAddress("127.0.0.1", agent.port), key)
+            self.sessions[board] = BlockingSession(AgentAddress("127.0.0.1", agent.port), key)
         return self.sessions[board]
 
 

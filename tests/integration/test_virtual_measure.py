@@ -30,7 +30,7 @@ from device_agent.protocol import (
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.measure.asking import AgentAddress
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 
@@ -45,9 +45,9 @@ def nano(start_agent: Callable[..., Agent]) -> Agent:
 
 
 @pytest.fixture
-def board(nano: Agent) -> Iterator[BoardSession]:
+def board(nano: Agent) -> Iterator[BlockingSession]:
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
+    with BlockingSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         yield session
 
 
@@ -60,17 +60,17 @@ def hardware(nano: Agent) -> Iterator[Tree]:
     tree.write("/sys/virtual/fault", "clear")
 
 
-def measure(board: BoardSession, library: bytes, **fields: object) -> Outcome:
+def measure(board: BlockingSession, library: bytes, **fields: object) -> Outcome:
     spec = MeasureSpec((SHAPE,) * 3, **({"limits": Limits(timeout_s=30.0, threads=1)} | fields))  # type: ignore[arg-type]
     return board.measure(spec, library)
 
 
-def pin(board: BoardSession, freq_hz: int) -> None:
+def pin(board: BlockingSession, freq_hz: int) -> None:
     report = board.pin(OperatingPoint(cpu_freq_hz={"a57": freq_hz}))
     assert report.status is PinStatus.OK, report.message
 
 
-def test_energy_per_call_is_above_idle_and_covers_the_window(board: BoardSession, matmul: bytes) -> None:
+def test_energy_per_call_is_above_idle_and_covers_the_window(board: BlockingSession, matmul: bytes) -> None:
     """A kernel of microseconds repeats until the sensor has spoken often enough; idle is taken at the same clocks."""
     pin(board, FAST)
     outcome = measure(board, matmul, energy=EnergySpec(min_updates=4, limit_s=6.0, idle_s=1.0))
@@ -87,7 +87,7 @@ def test_energy_per_call_is_above_idle_and_covers_the_window(board: BoardSession
     assert energy.busy.window_s < 6.5
 
 
-def test_a_board_that_throttles_is_found_out(board: BoardSession, hardware: Tree, matmul: bytes) -> None:
+def test_a_board_that_throttles_is_found_out(board: BlockingSession, hardware: Tree, matmul: bytes) -> None:
     """The samples are kept, and marked."""
     pin(board, FAST)
     hardware.write("/sys/virtual/fault", "throttle")
@@ -97,7 +97,7 @@ def test_a_board_that_throttles_is_found_out(board: BoardSession, hardware: Tree
 
 
 def test_a_limit_that_somebody_moves_meanwhile_is_found_out(
-    board: BoardSession, hardware: Tree, nano: Agent, matmul: bytes
+    board: BlockingSession, hardware: Tree, nano: Agent, matmul: bytes
 ) -> None:
     """Another root process (nvpmodel's service) lowers a limit while a candidate runs."""
     pin(board, FAST)
@@ -120,7 +120,7 @@ def test_a_limit_that_somebody_moves_meanwhile_is_found_out(
     assert hardware.read(f"{POLICY}/scaling_max_freq") == str(FAST // 1000)
 
 
-def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul: bytes, bad: bytes) -> None:
+def test_what_takes_the_board_too_long_is_a_timeout(board: BlockingSession, matmul: bytes, bad: bytes) -> None:
     """By the board's clock, which is not waited for, and by this machine's, for a candidate that hangs."""
     began = time.monotonic()
     outcome = measure(board, matmul, repeat=9, min_repeat_s=60.0, limits=Limits(timeout_s=100.0, threads=1))
@@ -130,14 +130,14 @@ def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul:
     assert outcome.status is Status.RUN_TIMEOUT
 
 
-def test_a_cluster_that_the_board_lacks_is_no_fault_of_the_candidate(board: BoardSession, matmul: bytes) -> None:
+def test_a_cluster_that_the_board_lacks_is_no_fault_of_the_candidate(board: BlockingSession, matmul: bytes) -> None:
     """The message names the clusters."""
     outcome = measure(board, matmul, limits=Limits(cluster="denver"))
     assert outcome.status is Status.FARM_ERROR
     assert "a57" in outcome.message
 
 
-def test_power_over_the_session(board: BoardSession) -> None:
+def test_power_over_the_session(board: BlockingSession) -> None:
     """A window over all rails, with what the sensors said one by one."""
     trace = board.power(PowerSpec(seconds=1.5))
     assert trace.simulated
@@ -162,7 +162,7 @@ def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
     (cpus / "isolated").write_text("1\n")
     agent = start_agent("--root", str(tmp_path), "--port", "9500", "--port-end", "9599")
     key = json.loads(next(agent.folder.glob("board-*.json")).read_text())["key"]
-    with BoardSession(AgentAddress("127.0.0.1", agent.port), key) as session:
+    with BlockingSession(AgentAddress("127.0.0.1", agent.port), key) as session:
         seen: list[set[int]] = []
 
         def look() -> None:
@@ -179,7 +179,7 @@ def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
             assert seen[-1] == cores
 
 
-def test_timing_takes_a_set_time(board: BoardSession, hardware: Tree, matmul: bytes) -> None:
+def test_timing_takes_a_set_time(board: BlockingSession, hardware: Tree, matmul: bytes) -> None:
     """Where timing takes a set time, it does however many calls are asked for, and the host computes a few of them."""
     hardware.write("/sys/virtual/fault", "timing:0.6")
     outcome = measure(board, matmul, repeat=3, min_repeat_s=10.0)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from device_agent.protocol import RunSpec
 from farm.crew import calibration
-from farm.measure.session import BoardSession
+from farm.measure.blocking import BlockingSession
 from farm.search.build.golden import GoldenKernel
 
 
@@ -21,6 +21,6 @@ class _Session:
 def test_loading_is_not_counted_as_running() -> None:
     """A board's first worker reads TVM from its disk: the kernel's own deadline begins with its first call."""
     session = _Session()
-    calibration.run_kernel(cast(BoardSession, session), GoldenKernel("golden", b""))
+    calibration.run_kernel(cast(BlockingSession, session), GoldenKernel("golden", b""))
     assert session.spec.limits.timeout_s == calibration.RUN_TIMEOUT_S
     assert session.spec.limits.load_timeout_s == calibration.LOAD_TIMEOUT_S

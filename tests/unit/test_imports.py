@@ -32,7 +32,7 @@ ALLOWED = {
 }
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"] + r"|device_agent/agent\.py"
 # The page's server, which a farm without `farm web` does without; a check whether it runs loads none of it.
-for _package in ("fastapi", "starlette", "uvicorn", "anyio"):
+for _package in ("fastapi", "starlette", "uvicorn"):
     ALLOWED[_package] = r"farm/web/(?!running)\w+\.py"
 # Its licence asks for a process of its own: what the agent imports must not import it.
 ALLOWED["unicorn"] = r"device_agent/emulated/machine\.py"

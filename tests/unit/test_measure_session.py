@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from device_agent import protocol
@@ -53,7 +54,7 @@ class Answering(BoardSession):
         self._simulated = None
         self.answer = answer
 
-    def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> str:
+    async def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> str:
         return self.answer
 
 
@@ -64,20 +65,20 @@ def test_a_description_of_another_version_is_not_believed() -> None:
     other = protocol.PROTOCOL_VERSION + 1
     session = Answering(f'{{"protocol_version": {other}, "colour": "blue"}}')
     with pytest.raises(UnavailableError, match=rf"nano/7 speaks protocol {other}, this farm speaks {other - 1}"):
-        session._describe()
+        anyio.run(session._describe)
     with pytest.raises(InvalidReplyError, match="nano/7: Description lacks"):
-        Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe()
+        anyio.run(Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe)
 
 
 def test_reports_and_traces_are_read() -> None:
     """What a board answers to pin, unpin and power comes back as messages; what is none is an error."""
     report = PinReport(PinStatus.REFUSED, "1 Hz is not in the table")
-    assert Answering(report.to_json()).pin(OperatingPoint(gpu_freq_hz=1)) == report
-    assert Answering(report.to_json()).unpin() == report
+    assert anyio.run(Answering(report.to_json()).pin, OperatingPoint(gpu_freq_hz=1)) == report
+    assert anyio.run(Answering(report.to_json()).unpin) == report
     trace = PowerTrace(None, board="7")
-    assert Answering(trace.to_json()).power(PowerSpec(0.5)) == trace
+    assert anyio.run(Answering(trace.to_json()).power, PowerSpec(0.5)) == trace
     with pytest.raises(InvalidReplyError, match="invalid reply from the agent on nano/7"):
-        Answering("{}").unpin()
+        anyio.run(Answering("{}").unpin)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}"])

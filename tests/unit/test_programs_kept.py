@@ -6,6 +6,7 @@ import hashlib
 import json
 import pathlib
 
+import anyio
 import pytest
 
 from device_agent.protocol import ProtocolError
@@ -58,13 +59,13 @@ def test_large_programs_are_sent_once(tmp_path: pathlib.Path) -> None:
     sent: list[bytes] = []
     kept = Programs(tmp_path)
 
-    def keep(digest: str, program: bytes) -> str:
+    async def keep(digest: str, program: bytes) -> str:
         sent.append(program)
         return json.dumps(kept.keep(digest, program)[-1:])
 
     there = UploadCache(keep)
-    assert there.find(b"small") is None
-    assert [there.find(each) for each in (LARGE, LARGE, OTHER, OTHER, LARGE)] == [
+    assert anyio.run(there.find, b"small") is None
+    assert [anyio.run(there.find, each) for each in (LARGE, LARGE, OTHER, OTHER, LARGE)] == [
         name(each) for each in (LARGE, LARGE, OTHER, OTHER, LARGE)
     ]
     assert sent == [LARGE, OTHER, LARGE]
@@ -74,17 +75,21 @@ def test_a_board_without_room_gets_programs_with_every_run() -> None:
     """It is asked once."""
     asked = 0
 
-    def keep(digest: str, program: bytes) -> str:
+    async def keep(digest: str, program: bytes) -> str:
         nonlocal asked
         asked += 1
         raise PermanentError("keep_program failed on nano: No space left on device")
 
     there = UploadCache(keep)
-    assert [there.find(LARGE), there.find(LARGE), asked] == [None, None, 1]
+    assert [anyio.run(there.find, LARGE), anyio.run(there.find, LARGE), asked] == [None, None, 1]
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[1]", 7, json.dumps(["x"] * 2000)])
 def test_a_board_that_says_nonsense_is_doubted(answer: object) -> None:
     """What it has is said as a list of digests, and a short one."""
+
+    async def keep(digest: str, program: bytes) -> object:
+        return answer
+
     with pytest.raises(ProtocolError):
-        UploadCache(lambda digest, program: answer).find(LARGE)
+        anyio.run(UploadCache(keep).find, LARGE)
