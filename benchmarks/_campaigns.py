@@ -257,7 +257,7 @@ class Spent:
 
     # What a command line holds, and whose it is; the first that fits.
     _PARTS = (
-        ("ray::SearchActor", "search"), ("ray::Builder", "compilers"), ("farm.crew.board_process", "board_processes"),
+        ("ray::SearchActor", "search"), ("ray::Builder", "compilers"),
         ("farm.campaign.engine", "engine"), ("device_agent", "boards"), ("ray", "ray"), ("farm.services", "services"),
     )  # fmt: skip
 

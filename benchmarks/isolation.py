@@ -17,7 +17,6 @@ import dataclasses
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -169,26 +168,25 @@ def measure_quietly(settings: Any, probes: Sequence[Probe], threads: int, count:
 @contextlib.contextmanager
 def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
     """Have the board held in the block measure a probe before every so many trials."""
-    from farm.campaign.engine import engine_board
-    from farm.crew import board_calls
-    from farm.crew.board_process import Ended, Request, TimeKernel
+    from farm.campaign.engine import boards, engine_board
+    from farm.crew.held_board import Ended, HeldBoard, Job, Request, measuring
 
-    orders = [(probe.name, board_calls.measure(probe.with_threads(threads), probe.library)) for probe in probes]
+    orders = [(probe.name, measuring(probe.with_threads(threads), probe.library)) for probe in probes]
 
-    class ProbedProcess(board_calls.BoardProcess):
+    class ProbedBoard(HeldBoard):
         """Puts a probe in front of trials, and keeps what came of it; the engine knows nothing of its number."""
 
-        def __init__(self, log: Path | None) -> None:
-            super().__init__(log)
+        def __init__(self) -> None:
+            super().__init__()
             self._trials, self._asked = 0, dict[int, str]()
 
-        def ask(self, order: board_calls.JobOrder, request: Request) -> int:
-            if isinstance(order.job, TimeKernel):
+        def ask(self, request: Request) -> int:
+            if request.job in trials:
                 if self._trials % every == 0:
                     name, probe = orders[self._trials // every % len(orders)]
-                    self._asked[super().ask(probe, dataclasses.replace(request, job=probe.job))] = name
+                    self._asked[super().ask(dataclasses.replace(request, job=probe))] = name
                 self._trials += 1
-            return super().ask(order, request)
+            return super().ask(request)
 
         def receive(self) -> tuple[int, Ended | None]:
             number, ended = super().receive()
@@ -197,7 +195,13 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
                 into.busy.append((name, latency))
             return number, ended
 
-    with mock.patch.object(engine_board, "BoardProcess", ProbedProcess):
+    trials: set[Job] = set()
+
+    def note_trial(spec: MeasureSpec, library: bytes) -> Job:
+        trials.add(job := measuring(spec, library))
+        return job
+
+    with mock.patch.object(engine_board, "HeldBoard", ProbedBoard), mock.patch.object(boards, "measuring", note_trial):
         yield
 
 

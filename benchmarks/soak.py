@@ -162,7 +162,7 @@ def name_role(process: psutil.Process, top: psutil.Process) -> str:
     if process == top:
         return "services"
     words = " ".join(process.cmdline())
-    known = {"farm.crew.board_process": "probes", "PopenTrackerServerState": "tracker", "device_agent": "boards"}
+    known = {"PopenTrackerServerState": "tracker", "device_agent": "boards"}
     return next((role for word, role in known.items() if word in words), "others")
 
 

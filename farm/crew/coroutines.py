@@ -6,30 +6,45 @@ Nothing here blocks. The engine's loop, which waits for Ray, or a crew's thread 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.connection
+import select
 import socket
+import threading
 import time
 import types
 from collections.abc import Callable, Collection, Coroutine, Generator
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from farm.errors import TransientError
 from farm.processes.listening import start_thread
 
+_waiters: set[Waiter] = set()
+_lock = threading.Lock()
+
+
+def ring_all() -> None:
+    """Ring all waiters of this process: a board has an answer. From any thread."""
+    with _lock:
+        waiters = list(_waiters)
+    for each in waiters:
+        each.ring()
+
 
 class Waiter:
-    """Self-pipe wake-up for `connection.wait`. Used by one thread, but for `ring`."""
+    """Self-pipe wake-up for a thread that polls. Used by one thread, but for `ring`."""
 
     def __init__(self) -> None:
         self._ears, self._bell = socket.socketpair()
+        with _lock:
+            _waiters.add(self)
         self._ears.setblocking(False)
         self._bell.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._ears, select.POLLIN)
         self._waited_for: frozenset[Any] = frozenset()
 
-    def wait(self, connections: Collection[Connection], timeout_s: float, references: Collection[Any] = ()) -> None:
-        """Wait until a connection is readable, `ring` was called, a Ray reference is done or the time is over.
+    def wait(self, timeout_s: float, references: Collection[Any] = ()) -> None:
+        """Wait until `ring` was called, a board answered, a Ray reference is done or the time is over.
 
         A `ring` whose cause was handled already ends the wait, too.
         """
@@ -37,11 +52,13 @@ class Waiter:
         for reference in now - self._waited_for:
             reference.future().add_done_callback(self.ring)
         self._waited_for = now
-        if self._ears in multiprocessing.connection.wait([self._ears, *connections], timeout_s):
+        if self._poll.poll(timeout_s * 1e3):
             self._ears.recv(4096)
 
     def close(self) -> None:
         """Close the pipe; `ring` then does nothing. Safe to call twice."""
+        with _lock:
+            _waiters.discard(self)
         self._ears.close()
         self._bell.close()
 

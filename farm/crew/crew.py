@@ -10,10 +10,9 @@ import functools
 import queue
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,18 +57,15 @@ class Crew(Closing):
         self,
         settings: Settings,
         note: Callable[[str], None],
-        list_pending: Callable[[], Sequence[Connection]] = lambda: (),
     ) -> None:
-        """Start the thread, and take no board. `note` gets what is waited for; `list_pending`: other connections of
-        work.
+        """Start the thread, and take no board. `note` gets what is waited for.
 
         Raises TransientError where there is no memory for a thread.
         """
         self.boards: list[DrivenBoard] = []
         # The thread's own, for work alone.
         self.store: Store
-        self._location, self._log = settings.store_location, settings.home_path / "logs" / "boards.log"
-        self._note, self._list_pending = note, list_pending
+        self._location, self._note = settings.store_location, note
         self._held: dict[DrivenBoard, contextlib.ExitStack] = {}
         self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
         self._loop = Loop()
@@ -108,7 +104,7 @@ class Crew(Closing):
         """Take a board, waiting for it, until `give_back`. Raises what opening its site raises."""
         with contextlib.ExitStack() as stack:
             site = stack.enter_context(open_site(self.store))
-            board = DrivenBoard(site, self._note, self._log)
+            board = DrivenBoard(site, self._note)
             stack.callback(board.close)
             await board.take()
             self._held[board] = stack.pop_all()
@@ -134,8 +130,7 @@ class Crew(Closing):
                 while not self._stopping.is_set():
                     self._take_in()
                     self._loop.run()
-                    pending = [each.pending for each in self._held if each.pending is not None]
-                    self._waiting.wait([*pending, *self._list_pending()], _LOOK_S)
+                    self._waiting.wait(_LOOK_S)
         except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
             self._error = error
         self._over.set()

@@ -1,6 +1,6 @@
 """The board of a site for coroutines: connected, reconnected or replaced when it is lost.
 
-Closing a waiting coroutine ends its call on the board. `board_process` holds the session; here are leases and blame.
+Closing a waiting coroutine ends its call on the board. `held_board` has the session; here are leases and blame.
 `visits` plans calls and reads answers.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import (
@@ -23,12 +21,10 @@ from device_agent.protocol import (
     RunSpec,
     Status,
 )
-from farm.crew import board_calls, visits
+from farm.crew import held_board, visits
 from farm.crew.blame import Blame, pin_error, pin_outcome
-from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError
-from farm.crew.board_process import Ended, Glance, Open, Pin, Request
 from farm.crew.coroutines import pause
-from farm.crew.session_holder import to_address
+from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request
 from farm.crew.site import COMMON, Site
 from farm.errors import (
     BoardLostError,
@@ -55,43 +51,29 @@ _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
 class DrivenBoard:
     """The board of a site, which its owner closes. All boards must be like the first one. Not thread-safe."""
 
-    def __init__(self, site: Site, note: Callable[[str], None], log: Path | None = None) -> None:
-        """`note` gets what is waited for; `log` takes the output of the board's process."""
+    def __init__(self, site: Site, note: Callable[[str], None]) -> None:
+        """`note` gets what is waited for."""
         self.description: Description | None = None
         # How long the latest job occupied the board.
         self.board_s = 0.0
         self._like: Mapping[str, Any] = {}
         self._site, self._blame = site, Blame(site)
-        self._note, self._log = note, log
-        self._process: BoardProcess | None = None
+        self._note = note
+        self._held: HeldBoard | None = None
 
     @property
     def name(self) -> str:
         return self._site.key.partition("/")[2]
-
-    @property
-    def pid(self) -> int | None:
-        """The process that holds the session, for tests that kill it."""
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def pending(self) -> Connection | None:
-        """Readable as soon as a waiting coroutine may go on; None where there is none."""
-        process = self._process
-        return process.connection if process is not None and process.is_awaited else None
 
     def require_like(self, like: Mapping[str, Any]) -> None:
         """From the next session on, every board must match this description."""
         self._like = like
 
     async def take(self) -> None:
-        """Wait until the site has a board, and start a process for it.
-
-        Raises UnavailableError after the site's own deadline, TransientError where there is no memory.
-        """
+        """Wait until the site has a board. Raises UnavailableError after the site's own deadline, TransientError."""
         while not self.look():
             await pause(_LOOK_S)
-        self._process = self._process or BoardProcess(self._log)
+        self._held = self._held or HeldBoard()
 
     async def open(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Description:
         """Connect, waiting for the board, or for another one of its type where it is gone; return its description.
@@ -111,8 +93,7 @@ class DrivenBoard:
             except (TransientError, LeaseOverError) as error:
                 if isinstance(error, DeadlineError) and time.monotonic() < deadline:
                     continue  # another client has it: no fault
-                if not isinstance(error, ProcessLostError):
-                    self._blame.judge_error(error)
+                self._blame.judge_error(error)
                 tries += 1
                 if tries == _TRIES:
                     raise
@@ -124,7 +105,7 @@ class DrivenBoard:
 
     async def read_temperature_c(self) -> float | None:
         """Return the hottest zone; None where the board has none. Raises what `run` raises."""
-        before = (await self._ask(JobOrder(Glance(_GLANCE)))).result.before
+        before = (await self._ask(held_board.sampling(_GLANCE))).result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
 
     async def pin(self, point: OperatingPoint) -> PinReport:
@@ -133,7 +114,7 @@ class DrivenBoard:
         Raises UsageError for what the board lacks, UnavailableError where nothing can be pinned, BoardUnsafeError,
         TransientError where it failed this time, and what `run` raises.
         """
-        report: PinReport = (await self._ask(JobOrder(Pin(point)))).result
+        report: PinReport = (await self._ask(held_board.pinning(point))).result
         if report.status is not PinStatus.OK:
             self._blame.judge(pin_outcome(report, self.name), report.status)
             raise pin_error(report, self.name)
@@ -144,27 +125,26 @@ class DrivenBoard:
 
         Raises PermanentError where the agent failed, BoardUnsafeError where there is no other board to take.
         """
-        ended = await self._ask(board_calls.run(spec, program, inputs))
-        outputs = board_calls.read_outputs(ended)
-        return self._judge(ended.result), outputs
+        ended = await self._ask(held_board.running(spec, program, inputs))
+        return self._judge(ended.result), ended.outputs
 
     async def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time one kernel. Raises what `run` raises."""
-        return self._judge((await self._ask(board_calls.measure(spec, library))).result)
+        return self._judge((await self._ask(held_board.measuring(spec, library))).result)
 
     def hang_up(self) -> None:
         """End the session soon, without waiting. `close` must follow."""
-        if self._process is not None:
-            self._process.hang_up()
+        if self._held is not None:
+            self._held.hang_up()
 
     def close(self) -> None:
         """Close the session; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.stop()
+        held, self._held = self._held, None
+        if held is not None:
+            held.stop()
 
     async def _open(self) -> Description:
-        ended = await self._call(JobOrder(Open(_REQUEST_TIMEOUT_S)))
+        ended = await self._call(held_board.opening(_REQUEST_TIMEOUT_S))
         if isinstance(ended.result, FarmError):
             raise ended.result
         found: Description = ended.result
@@ -177,13 +157,9 @@ class DrivenBoard:
             raise BoardLostError(judged.message)
         return judged
 
-    async def _ask(self, order: JobOrder) -> Ended:
+    async def _ask(self, job: Job) -> Ended:
         """Return a job's answer; any error ends the session."""
-        try:
-            ended = await self._call(order)
-        except ProcessLostError as error:
-            self._blame.judge(Outcome(Status.FARM_ERROR, error.message, board=self.name), blameless=True)
-            raise BoardLostError(error.message, error.hint) from error
+        ended = await self._call(job)
         if isinstance(ended.result, FarmError):
             raise self._judge_error(ended.result, ended.had_session)
         return ended
@@ -199,20 +175,11 @@ class DrivenBoard:
         self._blame.judge_error(error)
         return BoardLostError(error.message, error.hint)
 
-    async def _call(self, order: JobOrder) -> Ended:
-        """Run a job on the process. Raises ProcessLostError, TransientError where there is no memory for one."""
-        process = self._process = self._process or BoardProcess(self._log)
-        site = self._site
-        where = to_address(site.tracker, site.key, site.lease)
-        request = Request(where, order.job, like=self._like)
-        try:
-            limit_s = board_calls.plan_limit_s(order.job, _REQUEST_TIMEOUT_S)
-            ended = await process.call(order, request, limit_s)
-        except ProcessLostError as error:
-            process.kill()
-            self._process = None
-            self._note(f"{self.name}: {error.message}")
-            raise
+    async def _call(self, job: Job) -> Ended:
+        """Carry out a job. Raises TransientError where the loop cannot start."""
+        held = self._held = self._held or HeldBoard()
+        where = Address(self._site.tracker, self._site.key, self._site.lease)
+        ended = await held.call(Request(where, job, like=self._like))
         self.board_s = ended.board_s
         return ended
 

@@ -1,6 +1,6 @@
 """One board under one lease: take, keep, check, observe, return.
 
-`choice` selects boards; `session_holder` has the session.
+`choice` selects boards; `held_board` has the session.
 """
 
 from __future__ import annotations

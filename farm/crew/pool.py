@@ -90,11 +90,6 @@ class BoardPool:
         finally:
             self._under_way -= 1
 
-    def pids(self) -> dict[str, int]:
-        """Process id of each board's process, for tests that kill it."""
-        boards = [slot.board for slot in self._slots if slot.board is not None]
-        return {board.name: board.pid for board in boards if board.pid is not None}
-
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import io
 import json
 import math
-import os
 import struct
-import weakref
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -21,49 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device_agent.protocol import ProtocolError, TensorSpec
-from farm.errors import InternalError, TransientError
-
-# Smaller contents travel in the message itself: several of them fit into a pipe.
-_LEAST_BYTES = 32 << 10
-
-
-@dataclasses.dataclass(frozen=True)
-class BufferName:
-    """The name of a shared-memory buffer, for readers while its owner keeps it, and its size."""
-
-    path: str
-    size: int
-    sha256: str
-
-    def __len__(self) -> int:
-        return self.size
-
-    def read(self) -> bytes:
-        """Return the bytes. Raises TransientError where the owner is gone."""
-        try:
-            return Path(self.path).read_bytes()
-        except OSError as error:
-            raise TransientError(f"the shared memory of another process is gone: {error}") from error
-
-
-class SharedBuffer:
-    """A shared-memory buffer, kept until this object is dropped. `name` is what readers get."""
-
-    def __init__(self, data: bytes) -> None:
-        self.name: bytes | BufferName = data
-        if len(data) < _LEAST_BYTES:
-            return
-        descriptor = os.memfd_create("farm-name", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, descriptor)
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-        self.name = BufferName(f"/proc/{os.getpid()}/fd/{descriptor}", len(data), hashlib.sha256(data).hexdigest())
-
-
-def read(data: bytes | BufferName) -> bytes:
-    """Return the contents of a buffer or message. Raises TransientError."""
-    return data.read() if isinstance(data, BufferName) else data
-
+from farm.errors import InternalError
 
 Arrays = dict[str, npt.NDArray[Any]]
 

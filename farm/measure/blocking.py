@@ -1,29 +1,52 @@
-"""A board's session for callers that wait with their thread: doctor, certificates, provisioning, board processes."""
+"""The loop of this process's sessions, and a session for callers that wait with their thread: doctor, provisioning."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
+import anyio
 import numpy.typing as npt
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinReport, PowerSpec, PowerTrace, RunSpec
 from farm.closing import Closing
-from farm.measure.arrays import Arrays, BufferName
+from farm.errors import TransientError
+from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 
 
+def start_loop() -> BlockingPortal:
+    """Return the loop, whose thread ends with the process. Raises TransientError where it cannot start."""
+    try:
+        return _start()
+    except RuntimeError as error:  # what Python makes of EAGAIN and ENOMEM
+        raise TransientError(f"a thread for boards cannot be started: {error}") from error
+
+
+@functools.cache
+def _start() -> BlockingPortal:
+    started: Future[BlockingPortal] = Future()
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    threading.Thread(target=anyio.run, args=(serve,), name="farm-boards", daemon=True).start()
+    return started.result()
+
+
 class BlockingSession(Closing):
-    """A `BoardSession` whose loop has a thread of its own. Not thread-safe, but for `cut`."""
+    """A `BoardSession` for one thread, but for `cut`."""
 
     def __init__(self, *where: Any, **options: Any) -> None:
         """Take what `BoardSession.open` takes, and raise what it raises."""
-        with contextlib.ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            self._session = self._portal.call(lambda: BoardSession.open(*where, **options))
-            self._stack = stack.pop_all()
+        self._portal = start_loop()
+        self._session = self._portal.call(lambda: BoardSession.open(*where, **options))
         self.key, self.description = self._session.key, self._session.description
 
     @property
@@ -34,7 +57,7 @@ class BlockingSession(Closing):
         return self._portal.call(self._session.measure, spec, library)
 
     def run_model(
-        self, spec: RunSpec, program: bytes | BufferName, inputs: Mapping[str, npt.NDArray[Any]]
+        self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
         ran: tuple[Outcome, Arrays] = self._portal.call(self._session.run_model, spec, program, inputs)
         return ran
@@ -50,11 +73,7 @@ class BlockingSession(Closing):
 
     def cut(self) -> None:
         """End the running call, and the session with it. From any thread; the owner still calls `close`."""
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._portal.start_task_soon(self._session.aclose)
+        self._portal.start_task_soon(self._session.aclose)
 
     def close(self) -> None:
-        """Close the session. Safe to call twice."""
-        with contextlib.suppress(RuntimeError):
-            self._portal.call(self._session.aclose)
-        self._stack.close()
+        self._portal.call(self._session.aclose)

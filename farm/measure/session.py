@@ -45,7 +45,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.measure import answers, asking
-from farm.measure.arrays import Arrays, BufferName, HarmfulArraysError, pack_arrays, read, unpack_arrays
+from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
 from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.values import Lease
 
@@ -62,13 +62,13 @@ class UploadCache:
     has then.
     """
 
-    def __init__(self, keep: Callable[[str, bytes | BufferName], Awaitable[object]]) -> None:
+    def __init__(self, keep: Callable[[str, bytes], Awaitable[object]]) -> None:
         self._keep = keep
         self._there: frozenset[str] = frozenset()
         self._can_keep = True
         self._latest: tuple[bytes, str] = (b"", "")
 
-    async def find(self, program: bytes | BufferName) -> str | None:
+    async def find(self, program: bytes) -> str | None:
         """Return the digest of a program that the board has; None where it must be sent with the run.
 
         Raises what `keep` raises except PermanentError: an agent without room still runs it. Raises ProtocolError for
@@ -76,12 +76,9 @@ class UploadCache:
         """
         if not self._can_keep or len(program) < LEAST_BYTES:
             return None
-        if isinstance(program, BufferName):
-            digest = program.sha256
-        else:
-            if program is not self._latest[0]:
-                self._latest = program, hashlib.sha256(program).hexdigest()
-            digest = self._latest[1]
+        if program is not self._latest[0]:
+            self._latest = program, hashlib.sha256(program).hexdigest()
+        digest = self._latest[1]
         if digest not in self._there:
             try:
                 self._there = _read(await self._keep(digest, program))
@@ -200,7 +197,7 @@ class BoardSession:
         return await self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
 
     async def run_model(
-        self, spec: RunSpec, program: bytes | BufferName, inputs: Mapping[str, npt.NDArray[Any]]
+        self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises.
 
@@ -215,7 +212,7 @@ class BoardSession:
         size = 2 * len(packed) + (2 * len(program) if digest is None else len(program) // 5)
         deadline = plan_deadline_s(spec, size) + self._emulating_s
         if digest is None:
-            answer = await self._call(protocol.RUN_MODEL, deadline, spec.to_json(), read(program), packed)
+            answer = await self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
         else:
             answer = await self._call(protocol.RUN_KEPT, deadline, spec.to_json(), digest, packed)
         try:
@@ -257,9 +254,9 @@ class BoardSession:
             raise
         require_latest(self.key, report)
 
-    async def _keep(self, digest: str, program: bytes | BufferName) -> object:
+    async def _keep(self, digest: str, program: bytes) -> object:
         deadline = _CALL_GRACE_S + 2 * len(program) / _SLOWEST_BYTES_PER_S
-        return await self._call(protocol.KEEP_PROGRAM, deadline, digest, read(program))
+        return await self._call(protocol.KEEP_PROGRAM, deadline, digest, program)
 
     async def _describe(self) -> Description:
         try:

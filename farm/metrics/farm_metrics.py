@@ -76,9 +76,6 @@ LEASES = Metric("leases_open", (), "Leases that are open.")
 LEASE_AGE = Metric("lease_age_seconds", ("board",), "How long a board has been held; absent if it is not.")
 TRACKER_UP = Metric("tracker_up", (), "Whether TVM's tracker runs.")
 TRACKER_RESTARTS = Metric("tracker_restarts_total", (), "How often the tracker was started again.")
-WORKER_RESTARTS = Metric(
-    "probe_worker_restarts_total", (), "How often the process that makes probes was started again."
-)
 TRIALS = Metric("trials_total", ("status",), "Trials in the store, of all time, by status.")
 
 CAMPAIGNS = Metric("campaigns", ("state",), "Campaigns in the store, by state; every state is always there.")
@@ -274,7 +271,6 @@ class FarmMetrics(Collector):
         self._values[INFO][(__version__,)] = 1
         self.observe_boards(())
         self.observe_tracker(False, 0)
-        self.observe_probe_worker(0)
         self.observe_trials({})
         self.observe_campaigns({}, (), {})
         registry.register(self)
@@ -333,11 +329,6 @@ class FarmMetrics(Collector):
         with self._lock:
             self._values[TRACKER_UP][()] = up
             self._values[TRACKER_RESTARTS][()] = restarts
-
-    def observe_probe_worker(self, restarts: int) -> None:
-        """How often a probing process was replaced."""
-        with self._lock:
-            self._values[WORKER_RESTARTS][()] = restarts
 
     def observe_trials(self, counts: Mapping[str, int]) -> None:
         """Set trials of all time by status, as `store.trials.count_statuses` returns them."""

@@ -66,17 +66,16 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
     """Describe the services; fill `ways` with the state of each board's connection."""
     status = services.fetch_status()
     ways |= {board["name"]: board for board in status["boards"]}
-    tracker, worker = status["tracker"], status["probe_worker"]
+    tracker = status["tracker"]
     summary = (
         f"pid {status['pid']}; tracker {tracker['host']}:{tracker['port']} {'up' if tracker['up'] else 'DOWN'}, "
         f"restarted {tracker['restarts']} times; "
-        f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} connections up; "
-        f"processes of probes replaced {worker['restarts']} times"
+        f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} connections up"
     )
     if not tracker["up"]:
         raise PermanentError(summary, "See `farm logs`, and tracker.log in FARM_HOME/logs.")
-    if tracker["restarts"] or worker["restarts"]:
-        return Doubt(summary, "`farm logs` says why they ended.")
+    if tracker["restarts"]:
+        return Doubt(summary, "`farm logs` says why it ended.")
     return summary
 
 

@@ -254,7 +254,6 @@ class Daemon:
             },
             "metrics": None if self._metrics is None else f"http://{self._metrics[0]}:{self._metrics[1]}/metrics",
             "probe_worker": {
-                "restarts": keeper.probing.restarts,
                 "busy_with": sorted(keeper.probing.busy),
             },
             "boards": [

@@ -112,7 +112,7 @@ class Keeper:
         self._tracker_since = time.monotonic()
         self._tracker_tries = Restarts(_BACKOFF)
         self._boards_at = self._leases_at = self._tidied_at = 0.0
-        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
+        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), self._defer)
         self.powering = Powering(store, self._defer)
         self._foreign_clients = ForeignClients(store)
         self.leases = RouteLeases(store, self._me)

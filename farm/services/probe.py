@@ -1,7 +1,6 @@
 """One probe of one board: lease it, connect, read its description, run the golden kernel, report to the store.
 
-`probe_rules` judges results and plans probes, `probing` starts them. Boards' processes hold the sessions, a few of
-which serve all boards.
+`probe_rules` judges results and plans probes, `probing` starts them. A few boards are probed at a time.
 """
 
 from __future__ import annotations
@@ -13,21 +12,17 @@ import logging
 import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
-from farm.crew import board_calls, calibration
-from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan_limit_s
-from farm.crew.board_process import Ended, Leave, Open, Request
+from farm.crew import calibration
 from farm.crew.calibration import MIN_SAMPLES
-from farm.crew.coroutines import on_thread, pause, until
+from farm.crew.coroutines import on_thread, until
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
-from farm.crew.session_holder import to_address
+from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening, running
 from farm.errors import (
     BoardBusyError,
     BoardUnsafeError,
@@ -50,8 +45,6 @@ PURPOSE = "probe"
 PROBE_TTL_S = 60.0
 # A board that a TVM client has is left to it; the probe is requested again.
 WAIT_S = 3.0
-# A process without a board keeps some 100 MB; a fleet is probed in one go.
-IDLE_S = 60.0
 # Calls of 5 ms each on a Jetson Nano before timing: a governor has raised the clocks by then.
 WARMUP, RUNS = 25, 25
 
@@ -85,10 +78,7 @@ class ProbeReport:
 
 
 class Prober:
-    """What all probes share, such as boards' processes. Used on one thread, a crew's.
-
-    `owner` is the name on the leases; `log` takes the processes' output.
-    """
+    """What all probes share. Used on one thread, a crew's. `owner` is the name on the leases."""
 
     def __init__(
         self,
@@ -96,7 +86,6 @@ class Prober:
         kernels: golden.GoldenKernels,
         board_types: Mapping[str, BoardType],
         owner: str,
-        log: Path | None = None,
         *,
         wait_s: float = WAIT_S,
     ) -> None:
@@ -104,23 +93,9 @@ class Prober:
         self.tracker, self.kernels, self.board_types = tracker, kernels, board_types
         self.owner, self.wait_s = owner, wait_s
         self.limits = HealthLimits()
-        # Processes that ended by themselves.
-        self.restarts = 0
         # By board type and architecture.
         self.found: dict[tuple[str, str], golden.GoldenKernel] = {}
-        self._log = log
-        self._idle: list[tuple[BoardProcess, float]] = []
-        self._working: list[BoardProcess] = []
-
-    @property
-    def pending(self) -> list[Connection]:
-        """Connections of which one is readable when a probe may go on."""
-        return [process.connection for process in self._working if process.is_awaited]
-
-    @property
-    def processes(self) -> list[BoardProcess]:
-        """Count the processes with and without a board."""
-        return [*self._working, *(process for process, _ in self._idle)]
+        self._busy = 0
 
     async def probe(self, store: Store, name: str) -> ProbeReport:
         """Probe a board and return the result; the lease is returned at any end.
@@ -129,76 +104,34 @@ class Prober:
         """
         began = time.monotonic()
         try:
-            process = await until(self._find_process)
+            await until(lambda: self._busy < MOST_AT_ONCE)
             began = time.monotonic()
-            report = await self._probe(store, name, process)
+            report = await self._probe(store, name)
         except _SkippedError as skipped:
             report = _skip(name, str(skipped), skipped.busy)
         except FarmError as error:
             report = _skip(name, error.message, busy=isinstance(error, TransientError))
         return dataclasses.replace(report, seconds=time.monotonic() - began)
 
-    async def _probe(self, store: Store, name: str, process: BoardProcess) -> ProbeReport:
+    async def _probe(self, store: Store, name: str) -> ProbeReport:
+        held = HeldBoard()
         lease: Lease | None = None
-        clean = False
+        self._busy += 1
         try:
             lease = store.leases.acquire(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
-            visit = _Visit(self, store, lease, process)
+            visit = _Visit(self, store, lease, held)
             try:
-                found: Finding | _SkippedError = await visit.examine()
-            except _SkippedError as skipped:
-                found = skipped
-            clean = await visit.leave()
-            if isinstance(found, _SkippedError):
-                raise found
+                found = await visit.examine()
+            finally:
+                held.stop()  # before the lease is returned
             return visit.conclude(found)
         finally:
-            self._put_back(process, clean or lease is None)
+            self._busy -= 1
             if lease is not None:
                 try:
                     store.leases.release(lease)
                 except FarmError as error:  # then it expires
                     _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
-
-    async def end_idle(self) -> None:
-        """End processes that were idle for a while."""
-        while True:
-            await pause(IDLE_S / 4)
-            while self._idle and self._idle[0][1] + IDLE_S <= time.monotonic():
-                self._idle.pop(0)[0].stop()
-
-    def close(self) -> None:
-        """End all processes, after the last probe."""
-        processes, self._idle = self.processes, []
-        for process in processes:
-            process.hang_up()
-        for process in processes:
-            process.stop()
-
-    def _find_process(self) -> BoardProcess | None:
-        """Return an idle process, or a new one up to a number. Raises TransientError."""
-        while self._idle:
-            process, _ = self._idle.pop()
-            if not process.has_answer:  # an answer without a question is its end
-                break
-            self._drop(process)
-        else:
-            if len(self._working) >= MOST_AT_ONCE:
-                return None
-            process = BoardProcess(self._log)
-        self._working.append(process)
-        return process
-
-    def _put_back(self, process: BoardProcess, clean: bool) -> None:
-        self._working.remove(process)
-        if clean and not process.connection.closed:
-            self._idle.append((process, time.monotonic()))
-        else:
-            self._drop(process)
-
-    def _drop(self, process: BoardProcess) -> None:
-        self.restarts += 1
-        process.kill()
 
 
 class _SkippedError(Exception):
@@ -212,8 +145,8 @@ class _SkippedError(Exception):
 class _Visit:
     """The part of a probe for which the board is leased."""
 
-    def __init__(self, prober: Prober, store: Store, lease: Lease, process: BoardProcess) -> None:
-        self._prober, self._store, self._lease, self._process = prober, store, lease, process
+    def __init__(self, prober: Prober, store: Store, lease: Lease, held: HeldBoard) -> None:
+        self._prober, self._store, self._lease, self._held = prober, store, lease, held
         self._name = lease.board
         with _our_side():
             self._type = store.boards.require(self._name).board_type
@@ -236,14 +169,6 @@ class _Visit:
             return Finding(Kind.MISFIT, " ".join((error.message, error.hint)).strip())
         except FarmError as error:
             return Finding(Kind.PROBE_FAILED, " ".join((error.message, error.hint)).strip())
-
-    async def leave(self) -> bool:
-        """Close the session; False where its process is gone."""
-        try:
-            await self._call(JobOrder(Leave()))
-        except ProcessLostError:
-            return False
-        return True
 
     def conclude(self, finding: Finding) -> ProbeReport:
         """Report the finding to the store. Raises _SkippedError."""
@@ -269,7 +194,7 @@ class _Visit:
         if self._key not in keys:
             self._raise_if_other_type(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
-        description = (await self._ask(JobOrder(Open(self._prober.wait_s, doubted=True)))).result
+        description = (await self._ask(opening(self._prober.wait_s, doubted=True))).result
         with _our_side():
             self._store.boards.save_description(self._name, description.to_dict(), simulated=description.simulated)
         self._report = dataclasses.replace(self._report, simulated=description.simulated)
@@ -347,27 +272,17 @@ class _Visit:
         return {name: [sample.median_s for sample in runs] for name, runs in samples.items()}
 
     async def _run_once(self, kernel: golden.GoldenKernel) -> tuple[Outcome, Finding | None]:
-        order = board_calls.run(calibration.plan_run(RUNS, WARMUP), kernel.library, golden.make_inputs())
-        ended = await self._ask(order)
-        with _our_side():
-            outputs = board_calls.read_outputs(ended)
-        return ended.result, probe_rules.judge_run(ended.result, outputs)
+        ended = await self._ask(running(calibration.plan_run(RUNS, WARMUP), kernel.library, golden.make_inputs()))
+        return ended.result, probe_rules.judge_run(ended.result, ended.outputs)
 
-    async def _ask(self, order: JobOrder) -> Ended:
+    async def _ask(self, job: Job) -> Ended:
         """Return a job's answer; the lease is extended for it. Raises what the session raised, or _SkippedError."""
         with _our_side():
             self._lease = self._store.leases.renew(self._lease)
-        try:
-            ended = await self._call(order)
-        except ProcessLostError as error:
-            raise _SkippedError(error.message, busy=False) from error
+        ended = await self._held.call(Request(Address(self._prober.tracker, self._key, self._lease), job))
         if isinstance(ended.result, FarmError):
             raise ended.result
         return ended
-
-    async def _call(self, order: JobOrder) -> Ended:
-        request = Request(to_address(self._prober.tracker, self._key, self._lease), order.job)
-        return await self._process.call(order, request, plan_limit_s(order.job, self._prober.wait_s))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from farm.connectivity.tracker import Tracker
@@ -33,19 +32,18 @@ class Probing:
     """Runs due and requested probes. Used by the keeper's main thread alone."""
 
     def __init__(
-        self, settings: Settings, tracker: tuple[str, int], logs: Path, defer: Callable[[Callable[[], None]], None]
+        self, settings: Settings, tracker: tuple[str, int], defer: Callable[[Callable[[], None]], None]
     ) -> None:
         """`defer` has the main thread do something soon."""
-        self._settings, self._tracker, self._log, self._defer = settings, tracker, logs / "prober.log", defer
+        self._settings, self._tracker, self._defer = settings, tracker, defer
         self._crew: Crew | None = None
         self._prober: Prober | None = None
         self._waiting: dict[str, list[Answered]] = {}
         self.past: dict[str, ProbePast] = {}
         self.reports: dict[str, Report] = {}
         self.on_report: Callable[[Report], None] = lambda report: None
-        # Boards with an open probe; processes that ended by themselves.
+        # Boards with an open probe.
         self.busy: set[str] = set()
-        self.restarts = 0
 
     def step(self, rows: Sequence[BoardInfo], reachable: Collection[str]) -> None:
         """Start the probes that are due."""
@@ -73,11 +71,9 @@ class Probing:
             self._waiting.pop(name, None)
 
     def close(self) -> None:
-        """End open probes, which return their leases, and boards' processes."""
+        """End open probes, which return their leases."""
         if self._crew is not None:
             self._crew.close()
-        if self._prober is not None:
-            self._prober.close()
 
     def _ask(self, name: str) -> None:
         """Probe a board, unless it is being probed. A probe that cannot start counts as skipped."""
@@ -102,15 +98,12 @@ class Probing:
             self.close()
             kernels = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
             owner = f"probe@{socket.gethostname()}:{os.getpid()}"
-            prober = Prober(Tracker(*self._tracker), kernels, load_board_types(), owner, self._log)
-            crew = self._crew = Crew(self._settings, lambda text: None, lambda: prober.pending)
-            crew.start(prober.end_idle())
-            self._prober = prober
+            prober = Prober(Tracker(*self._tracker), kernels, load_board_types(), owner)
+            self._crew, self._prober = Crew(self._settings, lambda text: None), prober
         return self._crew, self._prober
 
     def _on_answer(self, name: str, report: Report) -> None:
         self.busy.discard(name)
-        self.restarts = self._prober.restarts if self._prober is not None else 0
         _log.info("%s: %s", name, report.get("kind") or f"skipped: {report['reason']}", extra={"board": name})
         self.past[name] = note_report(self.past.get(name), report, time.monotonic())
         self.reports[name] = report | {"at": time.time()}

@@ -116,7 +116,6 @@ class Telemetry:
         addresses = {name: (board.board_type, board.route.metrics_address) for name, board in keeper.boards.items()}
         self.set_targets({name: (kind, address) for name, (kind, address) in addresses.items() if address})
         self.metrics.observe_tracker(keeper.tracker.is_alive, keeper.tracker_restarts)
-        self.metrics.observe_probe_worker(keeper.probing.restarts)
 
     def note_report(self, report: Mapping[str, Any]) -> None:
         """Count a probe."""

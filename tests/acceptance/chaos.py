@@ -21,7 +21,7 @@ import psutil
 from tests.acceptance.conftest import Home
 
 # What the processes of a campaign are called, as `ps` shows them: `ray::Compiler.build` is a compiler at work.
-_TITLES = {"search": "ray::SearchActor", "builder": "ray::Compiler", "actor": "farm.crew.board_process"}
+_TITLES = {"search": "ray::SearchActor", "builder": "ray::Compiler"}
 # How long a moment waits for what it wants to be under way; what comes too seldom is not waited for.
 _PHASE_S = 1.0
 _LOOK_S = 0.005
@@ -33,12 +33,10 @@ VICTIMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "raylet": (1, ("",)),
     "search": (8, ("", "ray::SearchActor.propose", "ray::SearchActor.propose", "ray::SearchActor.observe")),
     "builder": (10, ("ray::Compiler.build", "")),
-    "actor": (12, ("",)),
-    "session": (6, ("",)),
+    "session": (20, ("",)),
     "agent": (4, ("",)),
     "board": (4, ("",)),
     "tracker": (3, ("",)),
-    "prober": (4, ("",)),
 }
 
 
@@ -60,7 +58,7 @@ def plan_moments(seed: int, budget: int) -> list[Moment]:
     victims = [(name, chance.choice(phases)) for name, (count, phases) in VICTIMS.items() for _ in range(count)]
     chance.shuffle(victims)
     trials = sorted(chance.randrange(2, budget - 4) for _ in victims)
-    last = [Moment(budget, victim, "") for victim in ("actor", "engine", "search", "session")]
+    last = [Moment(budget, victim, "") for victim in ("engine", "search", "session")]
     return [*(Moment(at, *victim) for at, victim in zip(trials, victims, strict=True)), *last]
 
 
@@ -218,7 +216,6 @@ def _is(victim: str, process: psutil.Process, services: psutil.Process | None) -
     find: dict[str, Callable[[], bool]] = {
         "raylet": lambda: bool(words) and words[0].endswith("/raylet"),
         "tracker": lambda: "PopenTrackerServerState" in text,
-        "prober": lambda: "farm.crew.board_process" in words and is_board,
         "agent": lambda: "serve" in words and "--virtual" in words and is_board,
         "session": lambda: "serve" in words and "--virtual" in words and not is_board,
     }

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.connection
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +21,7 @@ from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left,
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
+from farm.crew.coroutines import Waiter
 from farm.crew.health import Kind, Observation
 from farm.settings import Settings
 from farm.store import Store
@@ -52,6 +50,7 @@ class Bench:
         self.crew, self.store, self.agents, self.notes = crew, store, agents, notes
         self.events: list[BoardEvent] = []
         self.numbers = iter(range(1, 10_000))
+        self.waiter = Waiter()
 
     def wait_for(self, condition: Callable[[BoardEvent], bool], what: str) -> Any:
         """Poll until such an event comes; returns it, and forgets it."""
@@ -65,7 +64,7 @@ class Bench:
             self.wait()
 
     def wait(self) -> None:
-        multiprocessing.connection.wait(self.crew.pending, 0.1)
+        self.waiter.wait(0.1)
         self.events += self.crew.poll()
 
     def measure(self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT) -> int:
@@ -218,18 +217,6 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
     assert time.monotonic() - began < 10
     assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment in (running, waiting)]
-    assert bench.store.boards.require(name).health == "good"
-
-
-def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
-    """What ran is the farm's fault and to be made again; what waited behind it is measured."""
-    name = next(iter(bench.agents))
-    running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
-    bench.wait_busy(name)
-    process = bench.crew._held[name].process
-    os.kill(process.pid, signal.SIGKILL)
-    assert bench.measured(running).outcome.status is Status.FARM_ERROR
-    assert bench.measured(waiting).outcome.status is Status.OK
     assert bench.store.boards.require(name).health == "good"
 
 

@@ -21,10 +21,9 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.connectivity.frames import RefusedError
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.wire import HungUpError, RemoteError, Wire
-from farm.crew.board_process import BoardHolder, Ended, Request, TimeKernel
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
-from farm.crew.session_holder import Address
+from farm.crew.held_board import Address, Ended, HeldBoard, Request, measuring
 from farm.errors import BoardHostileError, InvalidReplyError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
@@ -114,7 +113,7 @@ class Place:
     ids=["attack", "nonsense"],
 )
 def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
-    """Its process reports it to the board's driver, which informs the farm and looks for another board."""
+    """Its session reports it to the board's driver, which informs the farm and looks for another board."""
     with answering(protocol.MEASURE, answer) as board:
         direct = AgentAddress(board.host, board.port)
         ended = _measure_once(direct)
@@ -129,12 +128,11 @@ def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], k
 
 
 def _measure_once(direct: AgentAddress) -> Ended:
-    holder = BoardHolder()
-    with contextlib.closing(holder):
-        request = Request(Address(direct, KEY, None), TimeKernel(MeasureSpec(()), b""), OperatingPoint(), 1.0)
-        ended = holder.carry_out(1, request)
-    assert ended is not None
-    return ended
+    held = HeldBoard()
+    with contextlib.ExitStack() as stack:
+        stack.callback(held.stop)
+        job = measuring(MeasureSpec(()), b"")
+        return await_here(held.call(Request(Address(direct, KEY, None), job, OperatingPoint(), 1.0)))
 
 
 @contextlib.contextmanager
@@ -172,7 +170,6 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracke
             store.boards.observe("n1", kind, "test", decide_by(Observation(kind), HealthLimits()))
         prober = Prober(known, GoldenKernels(tmp_path), load_board_types(), "test")
         report = await_here(prober.probe(store, "n1"))
-        prober.close()
         assert (report.kind, report.health) == ("hostile", "quarantined")
         assert "attacked us" in store.boards.require("n1").health_reason
         for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):

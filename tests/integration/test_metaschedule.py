@@ -123,7 +123,11 @@ def test_what_a_lost_board_was_doing_is_done_elsewhere(bench: Bench, matmul: byt
     """Kill -9 of a board in mid-measurement: its candidate is measured on the other one, and gets a real time."""
     slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
     with bench.boards() as boards:
-        wait_until(lambda: len(boards.pool.pids()) == 2, f"both boards; {bench.notes}", PATIENCE_S)
+        wait_until(
+            lambda: [each.description is None for each in boards.crew.boards] == [False] * 2,
+            f"both boards; {bench.notes}",
+            PATIENCE_S,
+        )
         name, agent = next(iter(bench.agents.items()))
         before = agent.descendants()
         works = [boards.submit(slow, matmul) for _ in range(2)]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.protocol import Limits, MeasureSpec, TensorSpec
 from farm.campaign.engine.active import RUN_FLOOR_S, SLOWER, plan_run_timeout_s
-from farm.crew.board_calls import plan_limit_s
-from farm.crew.board_process import TimeKernel
-from farm.measure.session import plan_deadline_s
 
 
 def test_a_runs_limit_follows_the_best() -> None:
@@ -31,9 +27,3 @@ def test_a_run_is_never_below_the_floor_nor_above_the_limit(best_s: float) -> No
     """A fast kernel still has threads to start; a slow one does not get more than the campaign grants."""
     assert RUN_FLOOR_S <= plan_run_timeout_s(best_s, 3, 0.1, 10.0) <= 10.0
     assert plan_run_timeout_s(best_s, 3, 0.1, 1.0) == 1.0
-
-
-def test_a_boards_process_has_longer_than_its_session() -> None:
-    """Our own deadline comes after every one of the board's, with time to find the board anew."""
-    spec = MeasureSpec((TensorSpec((1,), "float32"),), limits=Limits(10.0))
-    assert plan_limit_s(TimeKernel(spec, b"\0" * (1 << 20)), 30.0) > plan_deadline_s(spec, 1 << 20) + 30.0 + 20.0

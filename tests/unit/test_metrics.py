@@ -127,15 +127,13 @@ def test_leases_age_between_observations(registry: CollectorRegistry, metrics: F
     assert [find(samples, "lease_age_seconds", board=name) for name in "abc"] == [90, 0, None]
 
 
-def test_tracker_worker_and_trials_are_as_told(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
+def test_tracker_and_trials_are_as_told(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
     """Counters take over the totals that others keep; every status of a trial is there."""
     metrics.observe_tracker(True, 2)
-    metrics.observe_probe_worker(1)
     metrics.observe_trials({"ok": 7, "run_timeout": 1})
     samples = read(registry)
     assert find(samples, "tracker_up") == 1
     assert find(samples, "tracker_restarts_total") == 2
-    assert find(samples, "probe_worker_restarts_total") == 1
     assert find(samples, "trials_total", status="ok") == 7
     assert find(samples, "trials_total", status="build_failed") == 0
 

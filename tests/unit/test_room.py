@@ -175,7 +175,7 @@ def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib
 def test_a_probe_that_there_is_no_room_for_is_not_made_and_tried_again(tmp_path: pathlib.Path) -> None:
     """No board is found at fault for it, and once there is room boards are probed."""
     deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    probing = Probing(Settings(home=str(tmp_path)), ("127.0.0.1", 1), tmp_path, deferred.put)
+    probing = Probing(Settings(home=str(tmp_path)), ("127.0.0.1", 1), deferred.put)
     try:
         probing.request("a")
         with no_descriptors():

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
@@ -133,13 +132,11 @@ class BoardKeeping:
         purpose: str,
         note: Callable[[str], None],
         host: HostBoard,
-        log: Path | None,
     ) -> None:
         """Lease nothing before `want`. `purpose` is the leases' text; `note` gets messages for operators.
 
-        `host` is this machine, whose agent runs while wanted; `log` takes the output of boards' processes.
+        `host` is this machine, whose agent runs while wanted.
         """
-        self._log = log
         self._host = host
         self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
@@ -237,8 +234,8 @@ class BoardKeeping:
             self._store.events.add("restarted", what, "its process had died")
         if (held.tracker.host, held.tracker.port) != before:
             try:
-                held.start_process()
-            except TransientError as error:  # there is no room for one: it is taken again at the next look
+                held.start_session()
+            except TransientError as error:  # it is taken again at the next look
                 self._leave(held, error.message)
 
     def _take(self, rows: Mapping[str, BoardInfo]) -> None:
@@ -273,7 +270,7 @@ class BoardKeeping:
         for name in names:
             host = self._host if tracker is None else None
             try:
-                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self._log, host)
+                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, host)
             except _NOT_TAKEN as error:  # another user was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from multiprocessing.connection import Connection
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
@@ -27,17 +26,15 @@ from farm.campaign.engine.engine_board import (
 from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.closing import Closing
-from farm.crew import board_calls
-from farm.crew.board_calls import ProcessLostError
-from farm.crew.board_process import Ended
 from farm.crew.health import Kind
-from farm.errors import BoardBusyError, FarmError, InternalError, TransientError, UnavailableError
+from farm.crew.held_board import Ended, measuring, running
+from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
 
 # How long a board is left alone, by cause: another client has it; it is not what it is registered as or lacks what was
-# asked for; its process died or could not reach it, perhaps by this machine's fault.
+# asked for; it could not be reached, perhaps by this machine's fault.
 _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 # One may be chance.
 _LOSSES_IN_A_ROW = 2
@@ -59,14 +56,8 @@ class EngineBoards(BoardKeeping, Closing):
         host: HostBoard | None = None,
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards run their type's reference kernel."""
-        log = settings.home_path / "logs" / "boards.log"
-        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note), log)
+        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
         self._reference_kernels = reference_kernels.ReferenceKernels(rhythm or Rhythm())
-
-    @property
-    def pending(self) -> list[Connection]:
-        """Connections of which one is readable as soon as `poll` has something to report."""
-        return [held.process.connection for held in self._held.values() if held.process is not None]
 
     @property
     def reference_s(self) -> float:
@@ -103,25 +94,22 @@ class EngineBoards(BoardKeeping, Closing):
             if held.over:
                 self._leave(held, held.over)
         for held in list(self._held.values()):
-            while held.name in self._held and held.process is not None and held.process.has_answer:
+            while held.name in self._held and held.session is not None and held.session.has_answer:
                 self._collect(held)
-        now = time.monotonic()
-        for held in list(self._held.values()):
-            self._look_at_clock(held, now)
         for held in self._held.values():
             if held.connecting is None and not held.over and held.name in self._wanted.keys() - self._yielding:
                 self._reference_kernels.send_if_due(held)
-        self._look(now)
+        self._look(time.monotonic())
         events, self._events = self._events, []
         return events
 
     def measure(self, assignment: Any, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """Time a candidate; a board takes two, of which one waits. Raises InternalError where the board is not held."""
-        self._require(board).send(Call("measure", assignment, point, board_calls.measure(spec, library)))
+        self._require(board).send(Call("measure", assignment, point, measuring(spec, library)))
 
     def run(self, job: Any, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
         """Run a program after the board's earlier calls. Raises InternalError where the board is not held."""
-        self._require(board).send(Call("run", job, point, board_calls.run(spec, program, inputs)))
+        self._require(board).send(Call("run", job, point, running(spec, program, inputs)))
 
     def revoke(self, assignment: int) -> None:
         """Take a measurement back: no `TrialMeasured` follows, even if it has ended meanwhile."""
@@ -138,52 +126,27 @@ class EngineBoards(BoardKeeping, Closing):
         held = self._held.get(board)
         return held is not None and bool(held.work)
 
-    def _look_at_clock(self, held: EngineBoard, now: float) -> None:
-        """End a call, or a connection, that takes too long."""
-        if held.connecting is not None:
-            if now > held.connect_by:
-                self._leave(held, "its session was not opened in time", _TROUBLE_PAUSE_S)
-            return
-        if not held.calls:
-            return
-        call = held.calls[0]
-        if call.began_s is None:
-            call.began_s = now
-        elif now > call.began_s + call.limit_s:
-            message = f"the {call.kind} on {held.key} did not end within {call.limit_s:.0f} s: its process is stuck"
-            self._end_call(held, held.blame.judge(Outcome(Status.BOARD_LOST, message, board=held.name)), call.limit_s)
-            self._leave(held, message, _TROUBLE_PAUSE_S)
-
     # Collecting
 
     def _collect(self, held: EngineBoard) -> None:
-        """Take in the answers of a board's process."""
-        assert held.process is not None
-        try:
-            number, ended = held.process.receive()
-        except ProcessLostError as error:
-            self._replace_process(held, error)
-            return
+        """Take in an answer of a board's session."""
+        assert held.session is not None
+        number, ended = held.session.receive()
         if number == held.connecting:
             self._finish_connecting(held, ended)
             return
-        if not held.calls or held.calls[0].number != number:
-            return  # that call was given up before
-        if ended is None or held.calls[0].revoked:
-            held.calls.popleft()
-            self._begin_next(held)
+        call = next((each for each in held.calls if each.number == number), None)
+        if call is None:
+            return  # it was given up before
+        if ended is None or call.revoked:
+            held.calls.remove(call)
+            held.begin_next()
             return
-        outputs: Arrays = {}
-        try:
-            outputs = board_calls.read_outputs(ended)
-        except TransientError as error:  # its process has died since
-            outcome = held.blame.judge(Outcome(Status.FARM_ERROR, error.message, board=held.name), blameless=True)
+        if isinstance(ended.result, FarmError):
+            outcome = held.blame.judge_error(ended.result)
         else:
-            if isinstance(ended.result, FarmError):
-                outcome = held.blame.judge_error(ended.result)
-            else:
-                outcome = held.blame.judge(ended.result, ended.pin)
-        self._end_call(held, outcome, ended.board_s, outputs)
+            outcome = held.blame.judge(ended.result, ended.pin)
+        self._end_call(held, outcome, ended.board_s, ended.outputs)
 
     def _end_call(
         self, held: EngineBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None
@@ -202,7 +165,7 @@ class EngineBoards(BoardKeeping, Closing):
         self._count_losses(held, outcome)
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # the run may have made the board unfit
-        self._begin_next(held)
+        held.begin_next()
         if doubt := held.blame.doubt:
             self._leave(held, doubt.reason, _MISFIT_PAUSE_S if doubt.lasts else _TROUBLE_PAUSE_S)
 
@@ -238,39 +201,18 @@ class EngineBoards(BoardKeeping, Closing):
                 self._store.boards.save_description(held.name, held.description or {}, simulated=False)
             self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
-    @staticmethod
-    def _begin_next(held: EngineBoard) -> None:
-        if held.calls:
-            held.calls[0].began_s = time.monotonic()
-
     def _finish_connecting(self, held: EngineBoard, ended: Ended | None) -> None:
         held.connecting = None
         error = ended.result if ended is not None else InternalError("it was not opened")
         if not isinstance(error, FarmError):
             held.description = error.to_dict()
-            self._begin_next(held)
+            held.begin_next()
             self._welcome(held)
             return
         if not isinstance(error, UnavailableError):  # what it is registered as, a probe judges
             held.blame.judge_error(error)
         pauses = {BoardBusyError: _BUSY_PAUSE_S, UnavailableError: _MISFIT_PAUSE_S}
         self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
-
-    def _replace_process(self, held: EngineBoard, error: ProcessLostError) -> None:
-        """Replace the process that held the session: the running call fails, the others go on."""
-        self._store.events.add("restarted", f"process of {held.key}", error.message)
-        if held.connecting is not None:
-            self._leave(held, error.message, _TROUBLE_PAUSE_S)
-            return
-        if held.calls:
-            outcome = Outcome(Status.FARM_ERROR, error.message, board=held.name)
-            self._end_call(held, held.blame.judge(outcome, blameless=True))
-        if held.name not in self._held:
-            return
-        try:
-            held.start_process()
-        except TransientError as refused:
-            self._leave(held, refused.message, _TROUBLE_PAUSE_S)
 
     def _require(self, board: str) -> EngineBoard:
         held = self._held.get(board)

@@ -170,7 +170,7 @@ class CampaignEngine:
             self._orders.report(self._state, self._roster, self._verifying)
             if idle and not self._verifying.busy and not expected:
                 return
-            self._waiting.wait(self._boards.pending, _TICK_S, [*self._compilers.pending, *self._searches.pending])
+            self._waiting.wait(_TICK_S, [*self._compilers.pending, *self._searches.pending])
 
     def close(self) -> None:
         """End searches and drop campaigns."""

@@ -1,4 +1,4 @@
-"""One leased board of the engine: its lease, its process, its queue of calls, its observations.
+"""One leased board of the engine: its lease, its session, its queue of calls, its observations.
 
 `boards` decides when boards are taken and left.
 """
@@ -10,18 +10,15 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import OperatingPoint, Outcome
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import Blame
-from farm.crew.board_calls import BoardProcess, JobOrder, plan_limit_s
-from farm.crew.board_process import Open, Request
 from farm.crew.health import Kind
+from farm.crew.held_board import Address, HeldBoard, Job, Request, opening
 from farm.crew.leased_board import LeasedBoard
-from farm.crew.session_holder import to_address
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays
 from farm.store import Store
@@ -90,30 +87,22 @@ BoardEvent = Arrived | Left | AskedBack | TrialMeasured | Ran
 
 # An agent that replaces a dead one registers within seconds, a board whose session was cut at once.
 REQUEST_TIMEOUT_S = 30.0
-# Loading TVM's runtime, on a machine where many processes start at once.
-_CONNECT_TIMEOUT_S = 120.0
 
 
 @dataclasses.dataclass
 class Call:
-    """A call to a board's process. `key` is the caller's (`kind` says of what), `order` what the process does at
-    `point`.
+    """A call to a board. `key` is the caller's (`kind` says of what), `job` what is done at `point`.
 
-    `number` is the process's; `began_s` (monotonic) is when it became first in the queue.
+    `number` is the session's; `began_s` (monotonic) is when it became first in the queue.
     """
 
     kind: str
     key: Any
     point: OperatingPoint
-    order: JobOrder
+    job: Job
     number: int = 0
     began_s: float | None = None
     revoked: bool = False
-
-    @property
-    def limit_s(self) -> float:
-        """Return the seconds after its start at which the call counts as stuck."""
-        return plan_limit_s(self.order.job, REQUEST_TIMEOUT_S)
 
 
 class EngineBoard(LeasedBoard):
@@ -125,13 +114,11 @@ class EngineBoard(LeasedBoard):
         row: BoardInfo,
         tracker: Tracker | None,
         purpose: str,
-        log: Path | None,
         host: HostBoard | None = None,
     ) -> None:
-        """Take the lease, start the process and let it open a session, without waiting.
+        """Take the lease and begin to open a session, without waiting.
 
-        `log` takes the process's output. `host` is this machine where it is the board; its tracker is used then. Raises
-        what `LeasedBoard` raises.
+        `host` is this machine where it is the board; its tracker is used then. Raises what `LeasedBoard` raises.
         """
         self.host, self._tracker = host, tracker
         self.board_type, self.labels = row.board_type, dict(row.labels)
@@ -147,11 +134,10 @@ class EngineBoard(LeasedBoard):
         self.losses = 0  # in a row
         self.blame = Blame(self)
         self._like = {"board_type": self.board_type, "simulated": row.simulated}
-        self._log = log
-        self.process: BoardProcess | None = None
+        self.session: HeldBoard | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.give_back)
-            self.start_process()
+            self.start_session()
             undo.pop_all()
 
     @property
@@ -170,53 +156,51 @@ class EngineBoard(LeasedBoard):
     def work(self) -> list[Call]:
         return [call for call in self.calls if call.kind != "reference" and not call.revoked]
 
-    def start_process(self) -> None:
-        """Replace the process, if any, and send the new one the open calls.
-
-        Raises TransientError where there is no memory for one.
-        """
-        if self.process is not None:
-            self.process.kill()
-        self.process = BoardProcess(self._log)
-        self.connecting: int | None = self._ask(JobOrder(Open(REQUEST_TIMEOUT_S)))
-        self.connect_by = time.monotonic() + _CONNECT_TIMEOUT_S
+    def start_session(self) -> None:
+        """End the session, if any, and give a new one the open calls. Raises TransientError."""
+        if self.session is not None:
+            self.session.hang_up()
+        self.session = HeldBoard()
+        self.connecting: int | None = self._ask(opening(REQUEST_TIMEOUT_S))
         for call in list(self.calls):
             if call.revoked:
                 self.calls.remove(call)
             else:
-                self._hand_over(call)
+                call.number, call.began_s = self._ask(call.job, call.point), None
 
     def send(self, call: Call) -> None:
         """Queue a call."""
-        self._hand_over(call)
+        call.number = self._ask(call.job, call.point)
         self.calls.append(call)
+        self.begin_next()
 
-    def _hand_over(self, call: Call) -> None:
-        call.number, call.began_s = self._ask(call.order, call.point), None
+    def begin_next(self) -> None:
+        """Note when the first call has the board to itself."""
+        if self.calls and self.calls[0].began_s is None and self.connecting is None:
+            self.calls[0].began_s = time.monotonic()
 
-    def _ask(self, order: JobOrder, point: OperatingPoint | None = None) -> int:
-        assert self.process is not None  # since `__init__`
+    def _ask(self, job: Job, point: OperatingPoint | None = None) -> int:
+        assert self.session is not None  # since `__init__`
         reopen_s = None if point is None else REQUEST_TIMEOUT_S
-        where = to_address(self.tracker, self.key, self.lease)
-        return self.process.ask(order, Request(where, order.job, point, reopen_s, self._like))
+        return self.session.ask(Request(Address(self.tracker, self.key, self.lease), job, point, reopen_s, self._like))
 
     def revoke(self, call: Call) -> None:
         """Take a call back, begun or not."""
         call.revoked = True
-        if self.process is not None:
-            self.process.revoke(call.number)
+        if self.session is not None:
+            self.session.revoke(call.number)
 
     def observe(self, kind: Kind, detail: str) -> None:
         if self.host is None:
             super().observe(kind, detail)
 
     def hang_up(self) -> None:
-        """Have the process end the session without waiting; the board's agent restores its clocks."""
-        if self.process is not None:
-            self.process.hang_up()
+        """End the session without waiting; the board's agent restores its clocks."""
+        if self.session is not None:
+            self.session.hang_up()
 
     def give_back(self) -> None:
-        """End the process, then return the lease. Waits for both. Safe to call twice."""
-        if self.process is not None:
-            self.process.stop()
+        """End the session, then return the lease. Waits for both. Safe to call twice."""
+        if self.session is not None:
+            self.session.stop()
         super().give_back()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcome, Status
 from farm.campaign.engine.engine_board import Call, EngineBoard
-from farm.crew import board_calls
+from farm.crew.held_board import Job, measuring
 
 # Boards of one type differ by binning, cooling and supply; the same margin as for golden kernels
 # (`farm.crew.calibration.TYPE_TOLERANCE`).
@@ -259,7 +259,7 @@ class _ReferenceKernel:
     """A type's reference kernel as boards get it, and how often it failed by its own fault."""
 
     point: OperatingPoint
-    order: board_calls.JobOrder
+    job: Job
     book: ReferenceBook
     failures: int = 0
 
@@ -280,8 +280,8 @@ class ReferenceKernels:
         """Make this the type's reference kernel; the first one stays."""
         if board_type not in self._reference_kernels:
             spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
-            order = board_calls.measure(spec, library)
-            self._reference_kernels[board_type] = _ReferenceKernel(point, order, ReferenceBook(self._rhythm))
+            job = measuring(spec, library)
+            self._reference_kernels[board_type] = _ReferenceKernel(point, job, ReferenceBook(self._rhythm))
 
     def note_trial(self, held: EngineBoard) -> None:
         if kernel := self._reference_kernels.get(held.board_type):
@@ -307,7 +307,7 @@ class ReferenceKernels:
             return
         if not kernel.book.is_due(held.name, time.monotonic()):
             return
-        held.send(Call(ANCHOR, held.board_type, kernel.point, kernel.order))
+        held.send(Call(ANCHOR, held.board_type, kernel.point, kernel.job))
 
     def take_in(self, held: EngineBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """Take in a run of the kernel; `mark` as in `Run`."""
