@@ -64,7 +64,7 @@ def logs(
     """Show the log of this home: what the services, the engine, searches and take-overs logged, in order of time.
 
     Events of the store are among them. A line is about a campaign or a board by its ids, or because it names it. The
-    tracker, agents and boards' processes have files of their own in FARM_HOME/logs; `farm board logs` shows an agent's.
+    tracker and agents have files of their own in FARM_HOME/logs; `farm board logs` shows an agent's.
     """
     settings = farm_settings.load()
     since_s = time.time() - read_duration_s("--since", since) if since else None

@@ -1,1 +1,1 @@
-"""Work on boards: queue, choice, lease, session, process, health and blame."""
+"""Work on boards: queue, choice, lease, session, health and blame."""

@@ -1,6 +1,6 @@
 """The log of a home, `FARM_HOME/logs/farm.log`: JSON lines of its services, engine, searches and take-overs.
 
-Output of other programs (the tracker, agents, boards' processes) is in separate files beside it.
+Output of other programs (the tracker, agents) is in separate files beside it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from farm.search.build import golden
 from farm.types.documents import BoardInfo
 from farm.values import Health, State
 
-# Most boards' processes for probes, 85 MB each.
+# Boards that are probed at once.
 MOST_AT_ONCE = 4
 
 
