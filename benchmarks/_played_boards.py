@@ -74,6 +74,7 @@ class PlayedBoards:
         self._tracker, self._names, self._takes_s = tracker, names, takes_s
         self._offered: dict[str, str] = {}
         self._free: dict[str, asyncio.Event] = {}
+        self._room = asyncio.Semaphore(16)
         self.port = 0
 
     async def run(self) -> None:
@@ -84,11 +85,12 @@ class PlayedBoards:
 
     async def _offer(self, name: str) -> None:
         """Offer a board to the tracker, again after each session."""
-        reader, writer = await asyncio.open_connection(*self._tracker)
-        writer.write(struct.pack("<i", _TRACKER_MAGIC))
-        await reader.readexactly(4)
         key = f"{TYPE}/{name}"
-        await self._tell(reader, writer, [_UPDATE_INFO, {"key": f"server:{key}", "addr": [None, self.port]}])
+        async with self._room:  # TVM's tracker refuses a crowd
+            reader, writer = await asyncio.open_connection(*self._tracker)
+            writer.write(struct.pack("<i", _TRACKER_MAGIC))
+            await reader.readexactly(4)
+            await self._tell(reader, writer, [_UPDATE_INFO, {"key": f"server:{key}", "addr": [None, self.port]}])
         self._free[name] = asyncio.Event()
         while True:
             match_key = f"{key}:{secrets.token_hex(8)}"
