@@ -23,7 +23,7 @@ def start_loop() -> BlockingPortal:
     """Return the loop, whose thread ends with the process. Raises TransientError where it cannot start."""
     try:
         return _start()
-    except RuntimeError as error:  # what Python makes of EAGAIN and ENOMEM
+    except (RuntimeError, OSError) as error:  # what Python makes of EAGAIN and ENOMEM
         raise TransientError(f"a thread for boards cannot be started: {error}") from error
 
 
@@ -36,7 +36,13 @@ def _start() -> BlockingPortal:
             started.set_result(portal)
             await portal.sleep_until_stopped()
 
-    threading.Thread(target=anyio.run, args=(serve,), name="farm-boards", daemon=True).start()
+    def run() -> None:
+        try:
+            anyio.run(serve)
+        except OSError as error:  # no descriptor is left
+            started.set_exception(error)
+
+    threading.Thread(target=run, name="farm-boards", daemon=True).start()
     return started.result()
 
 
