@@ -9,9 +9,9 @@ import pytest
 
 from tests.acceptance.conftest import Done, Home, Running, wait_until
 
-# Between Ctrl-C and the prompt. Measured: 3 s, and five times that on a busy machine while Ray starts, which is not
+# Between Ctrl-C and the prompt. Measured: 3 s, and over 45 s on a very busy machine while Ray starts, which is not
 # interrupted.
-END_TIMEOUT_S = 45.0
+END_TIMEOUT_S = 120.0
 # Processes orphaned by a kill -9 notice within this; measured: 3 s for Ray's workers.
 ORPHAN_TIMEOUT_S = 20.0
 
