@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import random
 import select
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -17,15 +19,23 @@ import pytest
 
 from device_agent import protocol
 from device_agent.listener.tracker import TrackerLink
-from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from device_agent.protocol import DESCRIBE, MeasureSpec, OperatingPoint, Outcome, PowerSpec, PowerTrace, Status
 from farm.connectivity.frames import RefusedError
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.wire import HungUpError, RemoteError, Wire
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.held_board import Address, Ended, HeldBoard, Request, measuring
-from farm.errors import BoardHostileError, InvalidReplyError, LeaseOverError
+from farm.errors import (
+    BoardHostileError,
+    BoardLostError,
+    DeadlineError,
+    FarmError,
+    InvalidReplyError,
+    LeaseOverError,
+)
 from farm.inventory.board_types import load_board_types
+from farm.measure import session as farm_session
 from farm.measure.arrays import pack_arrays
 from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
@@ -228,6 +238,45 @@ def test_outputs_that_become_more_than_they_are_are_an_attack(archive: bytes) ->
         pytest.raises(BoardHostileError, match="attacked us and was cut off: it sent an archive that names"),
     ):
         session.run_model(protocol.RunSpec(protocol.Engine.KERNEL), b"", {})
+
+
+def drip(peer: Peer) -> None:
+    """An answer in pieces of a byte."""
+    for byte in hostile_board.answer(PowerTrace(None, board="n1").to_json()):
+        peer.send(bytes([byte]))
+        select.select([], [], [], 0.05)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("behave", "error", "says"),
+    [
+        (drip, DeadlineError, "did not answer"),
+        (lambda peer: None, DeadlineError, "did not answer"),
+        (lambda peer: peer.send(hostile_board.frame(hostile_board.SHUTDOWN)), BoardLostError, "hung up"),
+        (lambda peer: peer.send(hostile_board.answer("{}")[:20]) or peer.sock.close(), BoardLostError, "hung up"),
+        (lambda peer: peer.send(struct.pack("<Qi", 1 << 63, hostile_board.RETURN)), BoardHostileError, "a frame of"),
+        (lambda peer: peer.send(2 * hostile_board.answer("{}")), InvalidReplyError, "PowerTrace lacks"),
+    ],
+    ids=["drip", "silence", "goodbye", "cut", "2**63", "two"],
+)
+def test_a_call_ends_by_its_deadline_and_says_why(
+    behave: Callable[[Peer], Any], error: type[FarmError], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends that session alone; a second call there fails, also after an answer that came twice."""
+    monkeypatch.setattr(farm_session, "_CALL_GRACE_S", 0.5)
+
+    def play(peer: Peer) -> None:
+        peer.greet()
+        answers = {DESCRIBE: hostile_board.answer(hostile_board.DESCRIPTION.to_json())}
+        known = {name: functools.partial(Peer.send, data=data) for name, data in answers.items()}
+        peer.serve({**known, protocol.POWER: behave})
+
+    with HostileBoard(play) as board, BlockingSession(AgentAddress(board.host, board.port), KEY) as session:
+        with pytest.raises(error, match=says):
+            session.power(PowerSpec(0.05))
+        with pytest.raises((BoardLostError, BoardHostileError)):
+            session.power(PowerSpec(0.05))
 
 
 def test_outputs_that_nobody_asked_for_are_not_read() -> None:
