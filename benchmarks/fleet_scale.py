@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def main() -> None:
     if options.quick:
         options.boards, options.trials = 50, 500
     with _machine.only_json() as emit:
-        emit("fleet_scale", vars(options), measure(options))
+        emit("fleet_scale", vars(options), measure(options) | time_silence())
 
 
 def measure(options: Any) -> dict[str, Any]:
@@ -86,6 +87,26 @@ def measure(options: Any) -> dict[str, Any]:
             played.wait()
             tracker.stop()
     return figures
+
+
+def time_silence(count: int = 20, deadline_s: float = 0.2) -> dict[str, Any]:
+    """How long after its deadline a board that says nothing is given up, in ms; `count` times."""
+    import anyio
+
+    from farm.errors import DeadlineError
+    from farm.measure import session
+
+    session.CONNECT_TIMEOUT_S = deadline_s
+    late = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = session.AgentAddress(*silent.getsockname())
+        for _ in range(count):
+            began = time.perf_counter()
+            try:
+                anyio.run(session.BoardSession.open, where, "jetson-nano/silent")
+            except DeadlineError:
+                late.append(time.perf_counter() - began - deadline_s)
+    return {"silent_board_given_up_late_ms": _machine.spread(late, 1e3)}
 
 
 class Firsts:
