@@ -1,22 +1,18 @@
-"""The fleet's scheduler over fifty thousand simulated trials: how boards are used and shared, and what that costs."""
+"""The fleet's scheduler over fifty thousand simulated trials: how boards are used and shared."""
 
 from __future__ import annotations
-
-import time
 
 from farm.campaign.scheduler import values as v
 from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
 from farm.types.campaigns import Budget
 
 TRIALS, BOARDS, OWNERS = 50_000, 100, 4
-# A million trials in ten minutes are 600 microseconds each; here the machine may be busy with other tests.
-_MOST_CPU_S_PER_TRIAL = 600e-6
 CHANCES = Chances(
     build_failed=0.01, candidate=0.02, board=0.002, lost=0.0003, leave=0.0003, sample=0.005, repeated=0.001
 )
 
 
-def test_a_fleet_is_used_and_shared_at_little_cost() -> None:
+def test_a_fleet_is_used_and_shared() -> None:
     """Boards have work for 95 % of the time, four owners are within 5 % of an equal share, no trial is lost."""
     simulation = Simulation(
         v.SchedulerSettings(builders=2 * BOARDS),
@@ -36,13 +32,10 @@ def test_a_fleet_is_used_and_shared_at_little_cost() -> None:
             priority=number,
         )
         simulation.at(0.0, v.CampaignAdded(spec))
-    cpu_s = time.process_time()
     books = simulation.run()
-    cpu_s = time.process_time() - cpu_s
-    print(f"{1e6 * cpu_s / TRIALS:.0f} us per trial, {books.utilisation:.1%} used, {books.unfairness:.1%} from fair")
+    print(f"{books.utilisation:.1%} used, {books.unfairness:.1%} from fair")
     assert books.counted == TRIALS
     assert books.proposed == books.counted + books.discarded + books.banned
     assert simulation.open == 0
     assert books.utilisation >= 0.95
     assert books.unfairness <= 0.05
-    assert cpu_s / TRIALS <= _MOST_CPU_S_PER_TRIAL
