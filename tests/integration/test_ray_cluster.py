@@ -113,7 +113,7 @@ def test_a_cluster_grows_while_builds_wait_and_shrinks_again(address: str, tmp_p
 
 def _find_raylet(node: str) -> psutil.Process:
     [socket] = [each["RayletSocketName"] for each in ray.nodes() if each["NodeID"] == node]
-    found = ray_nodes._find_raylet(socket)
+    found = ray_nodes._find_process("", f"--raylet_socket_name={socket}")
     assert found is not None
     return found
 
