@@ -100,8 +100,8 @@ class StoreSession(Closing):
                 found = connection.execute(query)
                 return tuple(found.keys()), found.all()
             except sa.exc.OperationalError as error:
-                raw = connection.connection.driver_connection
-                if raw is None or "decode to UTF-8" not in str(error):
+                # In this order: a lost connection cannot be asked for.
+                if "decode to UTF-8" not in str(error) or (raw := connection.connection.driver_connection) is None:
                     raise
                 raw.text_factory = lambda data: data.decode(errors="replace")  # slower, so only where it has to be
             found = connection.execute(query)

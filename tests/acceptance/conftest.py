@@ -32,7 +32,7 @@ from tests.together import share_what_is_built
 # A machine that runs other things as well takes ten times the usual.
 PATIENCE_S = 240.0
 # A helper of Python's own (multiprocessing's resource tracker) sees that its parent has ended, and ends a moment later.
-LINGER_S = 20.0
+LINGER_S = 90.0
 # A look at all processes takes 10 ms of a core: what runs beside it needs them.
 _LOOK_S = 0.05
 _MARK = "FARM_TEST_MARK"

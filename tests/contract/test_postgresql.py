@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from farm.errors import TransientError, UnavailableError
 from farm.store import Store, soundness
@@ -65,6 +66,12 @@ def test_a_server_that_goes_and_comes_back(url: str) -> None:
             cut_off(store, url, f"{others} AND pid <> pg_backend_pid()")
         assert [board.name for board in store.boards.fetch()] == ["b"]
         assert store.leases.acquire("b", "me", "test").token == 1
+
+
+def test_a_connection_that_ends_in_a_query_is_a_fault_that_may_pass(url: str) -> None:
+    """Also where the second try ends as well."""
+    with Store(url) as store, pytest.raises(TransientError, match="failed just now"):
+        store.session.rows(sa.select(sa.func.pg_terminate_backend(sa.func.pg_backend_pid())))
 
 
 def test_times_are_the_servers(url: str) -> None:
