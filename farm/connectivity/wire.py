@@ -95,7 +95,7 @@ class Wire:
                 self._handles[function] = struct.pack("<Q", handle)
             await self._send(_CALL, self._handles[function], _pack(*arguments))
         if upload.cancelled_caught:
-            size = sum(map(len, arguments))
+            size = sum(len(each) for each in arguments if isinstance(each, bytes))
             raise UploadStalledError(f"did not take the upload of {size} bytes within {upload_s:.1f} s")
         return await self._receive()
 

@@ -98,7 +98,7 @@ def test_functions_that_architecture_names_are_in_their_modules() -> None:
     for name, module in named:
         source = (ROOT / module).read_text(encoding="utf-8")
         for part in name.split("."):
-            assert part == "Store" or re.search(rf"(?m)^ *(def|class) {part}\b", source), (name, module)
+            assert part == "Store" or re.search(rf"(?m)^ *(async def|def|class) {part}\b", source), (name, module)
 
 
 def _find_examples(text: str) -> list[str]:
