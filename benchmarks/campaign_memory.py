@@ -243,7 +243,17 @@ class Crew:
         self.measured = 0
         self.told: Any = lambda trials: None
 
-    def want(self, wanted: Any) -> None: ...
+    def want(self, wanted: Any, asked: Any = None) -> None: ...
+    def want_host(self, wanted: bool) -> str:
+        return ""
+
+    def priorities(self) -> dict[str, int]:
+        return {}
+
+    def ask_reference_kernels(self, board_types: Any) -> None: ...
+    def is_settling(self, board_types: Any) -> bool:
+        return False
+
     def set_reference_kernel(self, *kernel: Any) -> None: ...
     def has_reference_kernel(self, board_type: str) -> bool:
         return True
