@@ -15,7 +15,7 @@ from anyio.abc import SocketStream
 from device_agent.protocol import RPC_MAGIC, RPC_SUCCESS
 from farm.connectivity.frames import FrameFilter, RefusedError
 
-_INIT_SERVER, _CALL, _EXCEPTION, _GET_FUNCTION = 2, 3, 5, 9
+_INIT_SERVER, _CALL, _EXCEPTION, _COPY_ACK, _GET_FUNCTION = 2, 3, 5, 8, 9
 # TVM's type indices.
 _NONE, _INT, _BOOL, _FLOAT, _POINTER, _TEXT, _BYTES = 0, 1, 2, 3, 4, 8, 9
 # `kRPCProtocolVersion` of rpc_reference.h.
@@ -26,7 +26,7 @@ _CHUNK = 1 << 18
 
 
 class Unread:
-    """An answer of another kind: a stock server's tensor, or an object."""
+    """An answer of another kind: a stock server's tensor, an object, or copied bytes."""
 
 
 # What anyio raises where a connection is over.
@@ -92,7 +92,7 @@ class Wire:
                 handle = await self._receive()
                 if not isinstance(handle, int) or not handle:
                     raise RemoteError(f"it has no function {function}")
-                self._handles[function] = struct.pack("<Q", handle)
+                self._handles[function] = struct.pack("<q", handle)
             await self._send(_CALL, self._handles[function], _pack(*arguments))
         if upload.cancelled_caught:
             size = sum(len(each) for each in arguments if isinstance(each, bytes))
@@ -142,6 +142,8 @@ class Wire:
         """Read one answer, which `frames` has checked: `int32 count`, then each value behind its type."""
         size, code = _FRAME.unpack(await self._read(_FRAME.size))
         body = await self._read(size - 4)
+        if code == _COPY_ACK:
+            return Unread()
         if code == _EXCEPTION:
             raise RemoteError(str(_unpack(body, 4)))
         (count,) = struct.unpack_from("<i", body)

@@ -257,8 +257,9 @@ def drip(peer: Peer) -> None:
         (lambda peer: peer.send(hostile_board.answer("{}")[:20]) or peer.sock.close(), BoardLostError, "hung up"),
         (lambda peer: peer.send(struct.pack("<Qi", 1 << 63, hostile_board.RETURN)), BoardHostileError, "a frame of"),
         (lambda peer: peer.send(2 * hostile_board.answer("{}")), InvalidReplyError, "PowerTrace lacks"),
+        (lambda peer: peer.send(hostile_board.frame(hostile_board.COPY_ACK)), InvalidReplyError, "answered a Unread"),
     ],
-    ids=["drip", "silence", "goodbye", "cut", "2**63", "two"],
+    ids=["drip", "silence", "goodbye", "cut", "2**63", "two", "copy"],
 )
 def test_a_call_ends_by_its_deadline_and_says_why(
     behave: Callable[[Peer], Any], error: type[FarmError], says: str, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +278,26 @@ def test_a_call_ends_by_its_deadline_and_says_why(
             session.power(PowerSpec(0.05))
         with pytest.raises((BoardLostError, BoardHostileError)):
             session.power(PowerSpec(0.05))
+
+
+def test_a_functions_handle_is_any_number_of_the_boards() -> None:
+    """It is given back as it came; what cannot be one harms the board alone."""
+    called = list[bytes]()
+
+    def play(peer: Peer) -> None:
+        peer.greet()
+        handle = returning(hostile_board.number(-5, hostile_board.POINTER))
+        for data in (hostile_board.void(), handle, hostile_board.answer("{}")):
+            called.append(peer.read_frame()[1][:8])
+            peer.send(data)
+
+    async def work(board: HostileBoard) -> None:
+        wire = await Wire.connect(board.host, board.port, "")
+        assert await wire.call("x") == "{}"
+
+    with HostileBoard(play) as board:
+        anyio.run(work, board)
+    assert called[-1] == struct.pack("<q", -5)
 
 
 def test_outputs_that_nobody_asked_for_are_not_read() -> None:
