@@ -61,7 +61,7 @@ def require_own_protocol(key: str, description: str) -> None:
 
 
 def read_text(value: object) -> str:
-    """Return a text answer. Raises ProtocolError; `str` would make a remote call."""
+    """Return a text answer. Raises ProtocolError."""
     if not isinstance(value, str):
         raise ProtocolError(f"an answer of type {type(value).__name__} instead of text")
     return value

@@ -26,14 +26,12 @@ from farm.errors import DeadlineError, InternalError
 from farm.processes import children
 from farm.settings import find_folders
 
-# A child may be in a call on its board, which a cut ends at once, or writing to a busy store.
+# A child may be in a compiler's call, which its end cuts.
 STOP_TIMEOUT_S = 10.0
 # How often a child checks its parent: a copy of the connection in another child would keep the connection open.
 _PARENT_LOOK_S = 1.0
 # How often a waiting call handles signals, which a thread of TVM's may have taken from the main thread.
 _LOOK_S = 0.1
-# No pickle begins with it.
-_URGENT = b"!"
 _CODE = "import sys; from farm.processes.worker_processes import run; run(*sys.argv[1:])"
 
 
@@ -90,11 +88,6 @@ class Child:
             return False
         return True
 
-    def send_urgent(self, text: str) -> None:
-        """Send a text ahead of queued messages (`Parent.on_urgent`). A dead child is noticed elsewhere."""
-        with contextlib.suppress(OSError):
-            self.connection.send_bytes(_URGENT + text.encode())
-
     def receive(self, timeout_s: float, what: str) -> tuple[Any, ...]:
         """The next message. Raises DeadlineError beginning with `what`, InternalError if the child has ended."""
         deadline = time.monotonic() + timeout_s
@@ -142,23 +135,12 @@ class Parent:
         self._pid = pid
         # Called once, on another thread, at the end: for work that signals do not reach.
         self.on_stop: Callable[[], None] = lambda: None
-        self._hear: Callable[[str], None] | None = None
-        # Urgent texts that arrived before a listener: a child may get some at once.
-        self._unheard: list[str] = []
         self._arrived = threading.Condition()
         self._inbox: list[bytes] = []
         self._stopping = self._leaving = False
         signal.signal(signal.SIGTERM, self._interrupt)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._read, name="farm-parent", daemon=True).start()
-
-    def on_urgent(self, hear: Callable[[str], None]) -> None:
-        """Call `hear` with each text of `Child.send_urgent`, earlier ones included: on the reading thread, or here."""
-        with self._arrived:
-            self._hear = hear
-            unheard, self._unheard = self._unheard, []
-        for said in unheard:
-            hear(said)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Any, ...] | None:
         """The next message; None after `timeout_s`, if given. Raises StoppedError."""
@@ -176,18 +158,11 @@ class Parent:
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
-    def leave(self) -> None:
-        """Stop interrupting the main thread: it is cleaning up."""
-        self._leaving = True
-
     def _read(self) -> None:
         with contextlib.suppress(OSError, EOFError):
             while os.getppid() == self._pid:
                 if self._connection.poll(_PARENT_LOOK_S):
                     message = self._connection.recv_bytes()
-                    if message.startswith(_URGENT):
-                        self._say(message.removeprefix(_URGENT).decode())
-                        continue
                     with self._arrived:
                         self._inbox.append(message)
                         self._arrived.notify_all()
@@ -197,14 +172,6 @@ class Parent:
         self.on_stop()
         if not self._leaving:
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def _say(self, said: str) -> None:
-        with self._arrived:
-            hear = self._hear
-            if hear is None:
-                self._unheard.append(said)
-        if hear is not None:
-            hear(said)
 
     def _interrupt(self, *_: Any) -> None:
         if not self._leaving:

@@ -22,7 +22,6 @@ from farm.crew.crew import Crew, WorkStoppedError
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.inventory.board_types import load_board_types
 from farm.measure.blocking import BlockingSession
-from farm.search import tvm_env
 from farm.search.build.golden import GoldenKernels, plan_target
 from farm.services.probe import Prober, ProbeReport
 from farm.settings import Settings
@@ -31,9 +30,6 @@ from farm.values import DEFAULT_POINT, Virtual
 from tests.awaiting import await_here
 from tests.integration.conftest import Agent, wait_until
 from tests.together import run_folder
-
-# These tests share a process with ones that compile: a session alone would load TVM's runtime only.
-tvm_env.load()
 
 POLICY = "/sys/devices/system/cpu/cpufreq/policy0"
 SLOW_KHZ, FAST_KHZ = "403200", "1479000"

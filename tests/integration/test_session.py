@@ -16,14 +16,10 @@ from farm.connectivity.tracker import Tracker
 from farm.errors import BoardLostError, DeadlineError
 from farm.measure import session as farm_session
 from farm.measure.blocking import BlockingSession
-from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.core
-
-# These tests share a process with ones that compile: the session alone would load TVM's runtime only.
-tvm_env.load()
 
 SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
 
