@@ -132,15 +132,14 @@ class BoardHost(Cable):
         self.start_agent()
 
     def start_agent(self, *options: str, program: str = "") -> None:
-        """Start the agent alone; its first port is 9090 of this machine's own loopback.
-
-        `program` is Python that runs in the agent before anything else.
-        """
+        """Start the agent alone, on 9090 of its machine's own loopback; the Python code `program` runs in it first."""
         work = self.folder / "tmp"
         work.mkdir(exist_ok=True)
         program += "\nimport sys; from device_agent.agent import main; sys.exit(main())"
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", program, "serve"]
-        command += ["--virtual", self.board_type, "--name", self.name, "--tracker", "127.0.0.1:9190", *options]
+        # A kernel costs the same after a restart, also where this machine is busier by then.
+        command += ["--virtual", self.board_type, "--work-folder", str(self.folder / "work"), "--name", self.name]
+        command += ["--tracker", "127.0.0.1:9190", *options]
         with (self.folder / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(
                 command,
