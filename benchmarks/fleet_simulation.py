@@ -19,9 +19,9 @@ from collections.abc import Iterator
 
 import _machine
 import psutil
+from _fleet import Chances, SimulatedFleet, Simulation
 
 from farm.campaign.scheduler import values as v
-from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
 from farm.types.campaigns import Budget
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4

@@ -60,12 +60,6 @@ Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every po
 BudgetPoints = Annotated[
     int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
 ]
-TopK = Annotated[
-    int,
-    typer.Option(
-        "--top-k", metavar="N", help="Number of known schedules of recorded code to try again where they may matter."
-    ),
-]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")]
 MeasuredFor = Annotated[
     str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
@@ -95,7 +89,6 @@ class Asked:
     device: options.Device = "cpu"
     exhaustive: Exhaustive = False
     budget_points: BudgetPoints = None
-    top_k: TopK = 1
     repeat: Repeat = 1
     window: MeasuredFor = "5s"
 
@@ -126,7 +119,6 @@ class Asked:
             repeat=self.repeat,
             exhaustive=self.exhaustive,
             budget_points=self.budget_points,
-            top_k=self.top_k,
             device=self.device,
         )
 

@@ -34,8 +34,6 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     _print_variants(document)
     output.say("")
     print_picks(document, document["series"])
-    for fitted in document.get("schedules", ()):
-        _print_schedules(fitted)
     for merge in grid["merged"]:
         output.say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
     for note in document["notes"]:
@@ -54,28 +52,6 @@ def _print_variants(document: Mapping[str, Any]) -> None:
         output.say("")
         output.say(f"{variants.name} against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         tables.print_table(["Operating point", *head], [[text for text, _ in line] for line in lines])
-
-
-def _print_schedules(fitted: Mapping[str, Any]) -> None:
-    """Print where other schedules are better at a point, and their gain."""
-    better = [each for each in fitted["workloads"] if each["differs"]]
-    batch = f", batch {fitted['batch']}" if fitted["batch"] > 1 else ""
-    told = (
-        f"schedules at {fitted['key']}{batch}: {len(better)} of {len(fitted['workloads'])} workloads have a better one"
-    )
-    if model := fitted["model"]:
-        told += f"; the model takes {_change(model, 'latency_s', 1e3, 'ms')}"
-        if model["before"]["energy_j"] and model["after"]["energy_j"]:
-            told += f" and {_change(model, 'energy_j', 1e3, 'mJ')}"
-    output.say(told)
-    for each in sorted(better, key=lambda each: each["ratio"]):
-        times = f"{each['default_s'] * 1e6:.4g} to {each['best_s'] * 1e6:.4g} us"
-        output.say(f"  {each['name']} x{each['weight']}: {times}, {each['ratio'] - 1:+.1%}")
-
-
-def _change(model: Mapping[str, Any], what: str, factor: float, unit: str) -> str:
-    before, after = (model[which][what]["value"] for which in ("before", "after"))
-    return f"{after * factor:.4g} {unit} instead of {before * factor:.4g} ({after / before - 1:+.1%})"
 
 
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:

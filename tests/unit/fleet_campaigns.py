@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import FleetState
 from farm.types.campaigns import Budget
 
 Wanted = TypeVar("Wanted")
@@ -44,7 +44,7 @@ class Hands:
     def tell(self, *events: v.Event, after_s: float = 0.0) -> list[v.Decision]:
         self.now_s += after_s
         decided = step(self.state, events, self.now_s)
-        self.state, self.wake_s = decided.state, decided.wake_s
+        self.wake_s = decided.wake_s
         for decision in decided.decisions:
             if isinstance(decision, v.Search):
                 self.searches[decision.request] = decision

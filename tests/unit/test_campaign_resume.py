@@ -16,7 +16,7 @@ from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.plan_estimate import CHECK_S, leave_search_s, list_final_s
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.report import campaign_rows, campaign_table
 from farm.search.candidates import Candidate
 from farm.store.totals import CountedTrial
@@ -54,7 +54,8 @@ def row(median_s: float | None, workload: str = "c1", board_type: str = "nano", 
 def begin(rows: list[CountedTrial] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
     order = order or make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
-    state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)
+    state = FleetState(v.SchedulerSettings())
+    fleet_scheduler.observe(state, [added], 100.0)
     return Active(1, order, 70.0, {}), state
 
 
@@ -190,12 +191,12 @@ def test_progress_outlives_the_search() -> None:
     """Once a campaign is over for the scheduler, its tasks are still told, with what came after the last telling."""
     active, state = begin([row(0.5)])
     to_progress(active, state, [], "running", 130.0)
-    over = fleet_scheduler.observe(state, [v.CampaignCancelled("vision")], 140.0)
+    fleet_scheduler.observe(state, [v.CampaignCancelled("vision")], 140.0)
     conv = list_tasks(active.order)[0]
     active.note_counted(conv, 0.25)
     active.note_counted(conv, None)
     active.note_ended(conv, "its budget is spent")
-    progress = to_progress(active, over, [], "done", 150.0)
+    progress = to_progress(active, state, [], "done", 150.0)
     assert [task["counted"] for task in progress["tasks"]] == [3, 0, 0, 0, 0]
     assert (progress["tasks"][0]["best_s"], progress["tasks"][0]["ended"]) == (0.25, "its budget is spent")
 
@@ -213,9 +214,10 @@ def test_what_took_boards_down_stays_banned() -> None:
     order = make_order(labels={}, types=make_order().types[1:])
     breakers = [CandidateKey("tx2", "c1", "default", "breaker")]
     added = to_added(order, order.budget, [], 0.0, 0.0, breakers)
-    decided = fleet_scheduler.step(FleetState(v.SchedulerSettings()), [added, v.BoardArrived("n", "tx2")], 100.0)
+    state = FleetState(v.SchedulerSettings())
+    decided = fleet_scheduler.step(state, [added, v.BoardArrived("n", "tx2")], 100.0)
     request = next(each for each in decided.decisions if isinstance(each, v.Search))
-    decided = fleet_scheduler.step(decided.state, [v.Proposed(request.request, ("breaker", "other"))], 101.0)
+    decided = fleet_scheduler.step(state, [v.Proposed(request.request, ("breaker", "other"))], 101.0)
     assert [each.candidate for each in decided.decisions if isinstance(each, v.Discard)] == ["breaker"]
     assert [each.candidate for each in decided.decisions if isinstance(each, v.Build)] == ["other"]
 

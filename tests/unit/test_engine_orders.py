@@ -9,7 +9,7 @@ import pytest
 
 from farm.campaign.engine.orders import CampaignOrders
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.errors import StoreFaultError
 from farm.settings import Settings
 from farm.store import Store

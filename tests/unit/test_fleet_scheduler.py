@@ -8,8 +8,6 @@ import pytest
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.scheduler import decide, observe, step
-from farm.campaign.scheduler.state import FleetState
 from farm.campaign.scheduler.values import Status
 from farm.errors import UsageError
 from farm.types.campaigns import Budget
@@ -564,19 +562,6 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     hands.finish()
     keys = {tuple(count.task)[1:] for count in hands.of(v.Count)}
     assert keys == {("one", "nano", "default"), ("one", "tx2", "slow"), ("two", "tx2", "slow")}
-
-
-# Purity
-
-
-def test_to_step_is_to_observe_and_decide() -> None:
-    """The short cut gives the same state and the same decisions, and the state that it began from is as it was."""
-    events = [v.BoardArrived("a", "nano"), v.CampaignAdded(campaign())]
-    begin = FleetState(v.SchedulerSettings())
-    once = step(begin, events, 1.0)
-    assert decide(observe(begin, events, 1.0), 1.0) == once
-    assert step(begin, events, 1.0) == once
-    assert begin == FleetState(v.SchedulerSettings())
 
 
 def test_winners_cost_their_campaign_board_time() -> None:

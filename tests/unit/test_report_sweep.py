@@ -321,27 +321,6 @@ def read_csv(document: dict[str, Any]) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(sweep_csv.write_csv(document))))
 
 
-def test_schedules_of_single_points_say_what_they_gain() -> None:
-    """Which workloads differ there, by how much with an interval, and what the model gains; nothing where none do."""
-    document = sweep_documents.nano()
-    key = document["series"][0]["rows"][0]["key"]
-    before, after = (sweep_documents.estimate(value) for value in (0.0125, 0.0121))
-    better = {
-        "workload": "w1", "name": "conv2d 3x3", "weight": 2, "differs": True, "default_s": 1e-3, "best_s": 9e-4,
-        "ratio": 0.9, "low": 0.88, "high": 0.92, "default": "a", "best": "b", "note": "",
-    }  # fmt: skip
-    same = better | {"workload": "w2", "name": "dense", "differs": False, "ratio": 1.0}
-    model = {name: {"latency_s": each, "energy_j": each} for name, each in (("before", before), ("after", after))}
-    fitted = {"key": key, "batch": 1, "workloads": [better, same], "model": model}
-    page = Reader(sweep_page.write_page(document | {"schedules": [fitted]}, []))
-    assert "1 of 2 workloads have a better schedule here" in page.text
-    assert "12.1 ms instead of 12.5 ms (3 % shorter)" in page.text
-    assert "8.0 – 12.0 %" in page.text
-    none = fitted | {"workloads": [same], "model": None}
-    assert "none has a better schedule" in Reader(sweep_page.write_page(document | {"schedules": [none]}, [])).text
-    assert "Schedules at single points" not in Reader(sweep_page.write_page(document, [])).text
-
-
 def test_csv_keeps_what_the_visits_alone_say() -> None:
     """Beside the figures joined with the fit, and empty where a point was not measured."""
     document = sweep_documents.nano(every=3)

@@ -13,8 +13,8 @@ from farm.campaign.engine.engine_board import Arrived
 from farm.campaign.engine.resume import to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import FleetState
 from farm.store import Store
 from farm.types.campaigns import Order
 from farm.values import Board, CampaignState
@@ -77,13 +77,13 @@ def test_a_board_is_not_measured_on_by_those_that_name_another(store: Store) -> 
     mine, free = active("mine", boards=("n1",)), active("free")
     state = FleetState(v.SchedulerSettings())
     for each in (mine, free):
-        state = step(state, [to_added(each.order, each.order.budget, [], 0.0, 0.0)], 0.0).state
+        step(state, [to_added(each.order, each.order.budget, [], 0.0, 0.0)], 0.0)
     made = roster(store, crew)
     events: list[v.Event] = []
     for name in ("n1", "n2"):
         events += made.arrive(Arrived(name, "jetson-nano", {}, {}))
     events += made.want([mine, free], state)
-    state = step(state, events, 1.0).state
+    step(state, events, 1.0)
     lanes = {lane.campaign: number for number, lane in state.lanes.items()}
     served = {name: state.pools[state.boards[name].pool].lanes for name in ("n1", "n2")}
     assert set(served["n1"]) == {lanes["mine"], lanes["free"]}

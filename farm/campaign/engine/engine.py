@@ -26,7 +26,7 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
@@ -164,7 +164,7 @@ class CampaignEngine:
             idle = self._orders.idle  # read now: the next lines take seconds where this machine's agent is started
             events = self._gather()
             now_s = time.monotonic()
-            if events or self._state.pending or self._state.stale or (self._wake_s or now_s + 1.0) <= now_s:
+            if events or self._state.decisions or self._state.stale or (self._wake_s or now_s + 1.0) <= now_s:
                 self._carry_out(fleet_scheduler.step(self._state, events, now_s))
             self._verifying.step(self._state, self._roster)
             self._orders.report(self._state, self._roster, self._verifying)
@@ -185,7 +185,7 @@ class CampaignEngine:
         """Pass on operators' requests one by one, so that an invalid one stops no other."""
         for event in self._orders.poll(self._state, self._verifying):
             try:
-                self._state = fleet_scheduler.observe(self._state, [event], time.monotonic())
+                fleet_scheduler.observe(self._state, [event], time.monotonic())
             except UsageError as error:
                 self._orders.refuse(event, error)
 
@@ -213,7 +213,7 @@ class CampaignEngine:
 
     def _on_proposed(self, answer: searches.SearchAnswer) -> v.Event:
         candidates = answer.candidates or []
-        request = self._state.requests.find(answer.request)
+        request = self._state.requests.get(answer.request)
         if request is not None:
             task = self._state.tasks[request.task].key
             for candidate in candidates:
@@ -252,7 +252,7 @@ class CampaignEngine:
             return []
         if self._verifying.on_measured(report):
             return []
-        assignment = self._state.assignments.find(report.assignment)
+        assignment = self._state.assignments.get(report.assignment)
         if assignment is None:
             return []
         work = self._find_work(assignment.job)
@@ -278,7 +278,7 @@ class CampaignEngine:
     # What to do
 
     def _carry_out(self, decided: fleet_scheduler.Decided) -> None:
-        self._state, self._wake_s = decided.state, decided.wake_s
+        self._wake_s = decided.wake_s
         for decision in decided.decisions:
             match decision:
                 case v.Search():

@@ -20,7 +20,7 @@ from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.errors import FarmError, StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
 from farm.settings import Settings

@@ -12,7 +12,8 @@ from typing import Any
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.plan_estimate import CHECK_S, count_tasks, list_final_s, plan_allowance
-from farm.campaign.scheduler.state import CampaignEntry, FleetState
+from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler.state import CampaignEntry
 from farm.campaign.scheduler.values import Done, TaskKey
 from farm.selection.tie import LOOKS
 from farm.store import Store

@@ -16,7 +16,7 @@ from farm.campaign.engine.active import Active
 from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.resume import to_labels, to_names
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
 from farm.types.campaigns import Order
@@ -129,7 +129,7 @@ class Roster:
         ]
 
         def is_working(name: str) -> bool:
-            board = state.boards.find(name)
+            board = state.boards.get(name)
             return board is not None and board.running is not None
 
         chosen = sorted(fits, key=lambda name: (is_working(name), name))[:count]
@@ -208,7 +208,7 @@ class Roster:
         for name, about in sorted(self._here.items()):
             if about.board_type not in kinds or not active.order.may_use(name, about.labels):
                 continue
-            board = state.boards.find(name)
+            board = state.boards.get(name)
             doing = "verifying" if name in self._lent else "idle"
             if board is not None and board.running is not None:
                 doing = "measuring"

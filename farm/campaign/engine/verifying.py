@@ -17,7 +17,7 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,

@@ -16,7 +16,7 @@ _WINDOW = 1
 _LIGHT_SHARE = 0.002
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class WorkloadState:
     """The search state of one workload. `asked` counts every trial requested, finished or not.
 

@@ -1,134 +1,17 @@
-"""The fleet scheduler's state between two calls. Immutable: changes make new values.
+"""What the fleet scheduler knows of boards, campaigns and work: plain records, which `fleet.FleetState` keeps in step.
 
-Its size is bounded by the fleet and its queued work, not by the number of trials.
+Their number is bounded by the fleet and its queued work, not by the number of trials.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from farm.campaign.scheduler.priority import WorkloadState
-from farm.campaign.scheduler.values import Decision, Phase, ScheduledCampaign, SchedulerSettings, Status, TaskKey
+from farm.campaign.scheduler.values import ScheduledCampaign, Status, TaskKey
 from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
-
-K = TypeVar("K", int, str)
-V = TypeVar("V")
-
-# With some thousand entries (a thousand boards, twice as many jobs) the list of shards and one shard are about equally
-# long, and both are copied in under a microsecond.
-_SHARDS = 64
-
-
-def _shard_of(key: int | str) -> int:
-    """Return a key's shard. Not `hash`: that of a text differs from process to process, and decisions must not."""
-    return key % _SHARDS if isinstance(key, int) else zlib.crc32(key.encode()) % _SHARDS
-
-
-class _Shards(Generic[K, V]):
-    """Lookup, common to a table and its edit."""
-
-    __slots__ = ("_shards", "_size")
-
-    _shards: Sequence[dict[K, V]]
-    _size: int
-
-    def __getitem__(self, key: K) -> V:
-        return self._shards[_shard_of(key)][key]
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._shards[_shard_of(key)]
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[K]:
-        """Iterate over the present keys in ascending order, regardless of the order of insertion."""
-        return iter(sorted(key for shard in self._shards for key in shard))
-
-    def find(self, key: K) -> V | None:
-        """Return a key's value, None where there is none."""
-        return self._shards[_shard_of(key)].get(key)
-
-    def values(self) -> list[V]:
-        """Return the present values in the order of their keys."""
-        return [self[key] for key in self]
-
-
-class Table(_Shards[K, V]):
-    """An immutable map. `edit()` begins a changed copy."""
-
-    __slots__ = ()
-
-    _shards: tuple[dict[K, V], ...]
-
-    def __init__(self, shards: tuple[dict[K, V], ...] | None = None, size: int = 0) -> None:
-        # Empty shards may be one object: an edit copies a shard before it writes to it.
-        empty: dict[K, V] = {}
-        self._shards = (empty,) * _SHARDS if shards is None else shards
-        self._size = size
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and self._shards == other._shards
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def edit(self) -> TableEdit[K, V]:
-        """Begin a changed copy; this table stays as it is."""
-        return TableEdit(self._shards, self._size)
-
-
-class TableEdit(_Shards[K, V]):
-    """A table while it is being changed. It belongs to one function; `freeze()` ends it."""
-
-    __slots__ = ("_base", "_owned")
-
-    _shards: list[dict[K, V]]
-
-    def __init__(self, shards: tuple[dict[K, V], ...], size: int) -> None:
-        self._base: tuple[dict[K, V], ...] = shards
-        self._shards = list(shards)
-        self._owned: set[int] = set()
-        self._size = size
-
-    def __setitem__(self, key: K, value: V) -> None:
-        shard = self._writable(_shard_of(key))
-        self._size += key not in shard
-        shard[key] = value
-
-    def pop(self, key: K) -> V:
-        """Remove an entry. Raises KeyError where there is none."""
-        value = self._writable(_shard_of(key)).pop(key)
-        self._size -= 1
-        return value
-
-    def freeze(self) -> Table[K, V]:
-        """Return the table; this edit must not be used afterwards."""
-        return Table(tuple(self._shards) if self._owned else self._base, self._size)
-
-    def _writable(self, index: int) -> dict[K, V]:
-        if index not in self._owned:
-            self._owned.add(index)
-            self._shards[index] = self._shards[index].copy()
-        return self._shards[index]
-
-
-Record = TypeVar("Record")
-
-
-def change(record: Record, **changes: object) -> Record:
-    """Return a copy of a dataclass with other values.
-
-    It is five times as fast as `dataclasses.replace`, and a trial needs some twenty copies. It does not run
-    `__post_init__`, which none of these records has.
-    """
-    copy: Record = object.__new__(type(record))
-    copy.__dict__.update(record.__dict__)
-    copy.__dict__.update(changes)
-    return copy
 
 
 class PoolKey(NamedTuple):
@@ -138,7 +21,7 @@ class PoolKey(NamedTuple):
     labels: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Pool:
     """The boards of one key, and each participant's use of their time.
 
@@ -149,16 +32,16 @@ class Pool:
 
     boards: int = 0
     lanes: tuple[int, ...] = ()
-    idle: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    room: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    owner_used: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    campaign_used: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    lane_used: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    idle: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    room: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    owner_used: dict[str, float] = dataclasses.field(default_factory=dict)
+    campaign_used: dict[str, float] = dataclasses.field(default_factory=dict)
+    lane_used: dict[int, float] = dataclasses.field(default_factory=dict)
     straggler_check_s: float = 0.0
     is_host: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class BoardEntry:
     """A board at hand. `point` is where its clocks are, or will be once its measurement has begun. One that `yields`
     gets no more work.
@@ -172,7 +55,7 @@ class BoardEntry:
     yields: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class LaneEntry:
     """The tasks of a campaign for one board type at one operating point, and their jobs on the way to boards.
 
@@ -185,9 +68,9 @@ class LaneEntry:
     board_type: str
     point: str
     tasks: tuple[int, ...]
-    to_build: tuple[int, ...] = ()
-    ready: tuple[int, ...] = ()
-    again: tuple[int, ...] = ()
+    to_build: list[int] = dataclasses.field(default_factory=list)
+    ready: list[int] = dataclasses.field(default_factory=list)
+    again: list[int] = dataclasses.field(default_factory=list)
     building: int = 0
     searching: int = 0
     waiting: int = 0
@@ -205,7 +88,7 @@ class LaneEntry:
         return self.searching + len(self.to_build) + self.building + len(self.ready) + len(self.again)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class TaskEntry:
     """A workload on one board type at one operating point.
 
@@ -228,7 +111,7 @@ class TaskEntry:
     banned: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class CampaignEntry:
     """A campaign and its use. `on_board` are its measurements at boards; `faulty` the boards that failed since the last
     trial that counted.
@@ -267,7 +150,7 @@ class CampaignEntry:
         return self.budget.board_s is None or self.board_s + (self.on_board + 1) * limit_s <= self.budget.board_s
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RequestEntry:
     """Candidates requested of a search. `count` shrinks with the budget."""
 
@@ -277,7 +160,7 @@ class RequestEntry:
     asked_s: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class JobEntry:
     """A candidate from proposal to result; `stage` is where it is.
 
@@ -295,7 +178,7 @@ class JobEntry:
     assignments: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Assignment:
     """A job at a board. `started_s` None: it waits there. `charged_s` was charged to the accounts for it."""
 
@@ -304,28 +187,3 @@ class Assignment:
     board: str
     charged_s: float
     started_s: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class FleetState:
-    """Everything that a decision depends on. Begin with `FleetState(Settings(...))`.
-
-    `phase` is what a host that is a board itself does (`dispatch`); `reserved`: verification measures on it.
-    """
-
-    settings: SchedulerSettings
-    boards: Table[str, BoardEntry] = dataclasses.field(default_factory=Table)
-    pools: Mapping[PoolKey, Pool] = dataclasses.field(default_factory=dict)
-    campaigns: Mapping[str, CampaignEntry] = dataclasses.field(default_factory=dict)
-    lanes: Mapping[int, LaneEntry] = dataclasses.field(default_factory=dict)
-    tasks: Table[int, TaskEntry] = dataclasses.field(default_factory=Table)
-    requests: Table[int, RequestEntry] = dataclasses.field(default_factory=Table)
-    jobs: Table[int, JobEntry] = dataclasses.field(default_factory=Table)
-    assignments: Table[int, Assignment] = dataclasses.field(default_factory=Table)
-    owner_board_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    building: int = 0
-    next_number: int = 1
-    stale: bool = False
-    phase: Phase = Phase.FIRST
-    reserved: bool = False
-    pending: tuple[Decision, ...] = ()

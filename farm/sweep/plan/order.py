@@ -21,16 +21,13 @@ MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
 TUNED, COMPILED = "tuned", "compiled"
 
-MAX_TOP_K = 16
-
 
 @dataclasses.dataclass(frozen=True)
 class SweepOrder:
     """One sweep as ordered. Clocks as typed; empty: not varied.
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
-    `ambient_c` is the temperature of the room. `top_k` schedules of each workload are retried at the points that matter
-    most, 1: none but the record's. `device` is the boards' processor or GPU.
+    `ambient_c` is the temperature of the room. `device` is the boards' processor or GPU.
     """
 
     model: str
@@ -48,7 +45,6 @@ class SweepOrder:
     exhaustive: bool = False
     budget_points: int | None = None
     seed: int = 0
-    top_k: int = 1
     device: str = CPU
 
     def __post_init__(self) -> None:
@@ -56,12 +52,6 @@ class SweepOrder:
             raise UsageError(f"--window must be {MIN_WINDOW_S:g} s to {MAX_WINDOW_S:g} s, not {self.window_s:g} s")
         if not 1 <= self.repeat <= 100:
             raise UsageError(f"--repeat must be 1 to 100, not {self.repeat}")
-        if not 1 <= self.top_k <= MAX_TOP_K:
-            raise UsageError(f"--top-k must be 1 to {MAX_TOP_K}, not {self.top_k}")
-        if self.top_k > 1 and not {TUNED, COMPILED} & set(self.variants):
-            raise UsageError("--top-k tries schedules from records", "Add --variants compiled, or tuned.")
-        if self.top_k > 1 and self.device != CPU:
-            raise UsageError("--top-k tries schedules of code for processors", "Leave --top-k or --device out.")
         if self.budget_points is not None and self.budget_points < 1:
             raise UsageError(f"--budget-points must be at least 1, not {self.budget_points}")
         if self.exhaustive and self.budget_points is not None:
@@ -73,7 +63,8 @@ class SweepOrder:
     def from_dict(cls, document: Mapping[str, Any]) -> SweepOrder:
         """Read an order that `dataclasses.asdict` wrote."""
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
-        return cls(**{**document, **lists})
+        known = {field.name for field in dataclasses.fields(cls)}  # earlier versions wrote `top_k`
+        return cls(**{name: value for name, value in {**document, **lists}.items() if name in known})
 
     @property
     def series(self) -> tuple[tuple[str, int], ...]:

@@ -1,1 +1,1 @@
-"""Run a sweep: boards, programs, visits, retried schedules."""
+"""Run a sweep: boards, programs, visits."""

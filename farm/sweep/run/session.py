@@ -35,9 +35,7 @@ from farm.sweep.plan.conductor import Conductor, RoundConductor, Series
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.plan.preview import count_visits
 from farm.sweep.run import programs
-from farm.sweep.run import refit as schedules
 from farm.sweep.run.programs import SweepProgram, SweepRecipe
-from farm.sweep.run.refit import Bench, refit
 from farm.sweep.run.visitor import Progress, Visitor, VisitOrders
 from farm.values import DEFAULT_POINT
 from farm.version import __version__
@@ -64,8 +62,6 @@ class SweepSession:
         made: Sequence[SweepProgram] = (),
     ) -> None:
         self._made = made
-        if made and wanted.top_k > 1:
-            raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
         self._wanted, self._where, self._source = wanted, where, source
         self._type = gpus.require_device(board_type, wanted.device)
         self._settings, self._store, self._say = settings, store, say
@@ -73,7 +69,6 @@ class SweepSession:
         self._began = time.monotonic()
         self.programs: dict[Series, SweepProgram] = {}
         self.notes: list[str] = []
-        self.schedules: list[dict[str, Any]] = []
         self.first: DrivenBoard
         self._recipe: SweepRecipe | None = None
 
@@ -210,8 +205,6 @@ class SweepSession:
             self._add_more(self._plan_more(len(grid)))
             conductor = self._share(conductor, goal, settings, before)
             self._wait(orders, conductor, numbers, visitor)
-            if self._wanted.top_k > 1 and not conductor.void:
-                self._refit(sweep, conductor, goal, settings)
         except BaseException as error:
             # A full store refuses this too; the first error is the one to report.
             with contextlib.suppress(FarmError):
@@ -226,33 +219,6 @@ class SweepSession:
             raise
         state = "voided" if conductor.void else "finished"
         self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
-
-    def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
-        """Retry schedules at the points that matter. A board that is lost meanwhile ends only this."""
-        if self._recipe is None:  # the programs were passed in, which excludes --top-k
-            return
-        bench = Bench(
-            self._crew,
-            self._recipe,
-            self._settings,
-            self._store,
-            sweep,
-            self._threads,
-            self._window,
-            self._needs_total,
-            self._say,
-        )
-        for series, program in self.programs.items():
-            if program.variant != programs.TUNED:
-                continue
-            planner = adaptive.Planner(conductor.grid, goal, settings)
-            keys = schedules.choose_points(planner.analyse(conductor.visits[series]), goal)
-            points = [point for key in keys if (point := conductor.grid.find(key))]
-            try:
-                self.schedules += refit(bench, program, points, self._wanted.top_k)
-            except (TransientError, UnavailableError) as error:
-                self.notes.append(f"other schedules were not all tried: {error.message}")
-                self._say(self.notes[-1])
 
     def _run_first(self, anchor: GridPoint) -> dict[Series, tuple[GridPoint, float]]:
         """Run every program once at the anchor: to check it, to compare all variants, and for a rough latency."""
@@ -329,7 +295,6 @@ class SweepSession:
             "merged": [dataclasses.asdict(merge) for merge in conductor.grid.merged],
             "points": [point.key for point in conductor.grid.points],
             "notes": [*self.notes, *conductor.notes],
-            "schedules": self.schedules,
             "boards": [board.name for board in self._crew.boards],
             "cost": {
                 "seconds": time.monotonic() - self._began,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import FleetState
 from farm.errors import InternalError
 
 
@@ -160,7 +160,7 @@ class Simulation:
         self.now_s = time_s
         events = [] if event is None else self._happen(event)
         decided = step(self.state, events, self.now_s)
-        self.state, self._wake_s = decided.state, decided.wake_s
+        self._wake_s = decided.wake_s
         self.books.steps += 1
         for decision in decided.decisions:
             self._carry_out(decision)
