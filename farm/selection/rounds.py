@@ -118,9 +118,12 @@ class Contest:
         return tuple(max(0, look * len(self.alive) - made) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
 
     def count_wanted(self, held: Collection[str], boards: int) -> int:
-        """Count the boards wanted beside those that are there and are left out; `boards` may be had."""
+        """Count the boards wanted, with those held that are left out or have done their share; `boards` may be had."""
         usable = min(BOARDS, boards, max(0, self.missing) + len(self._running))
-        return usable + min(len(self._shunned().intersection(held)), boards - usable) if usable else 0
+        rounds, share = self._count_rounds(), self._share
+        idle = {name for name in held if rounds[name] >= share} | self._shunned().intersection(held)
+        idle -= {run.board for run in self._running}
+        return usable + min(len(idle), boards - usable) if usable else 0
 
     def begin(self, board: str, now_s: float, held: Collection[str], boards: int) -> RoundRun | None:
         """Return a round for a free board; None where there is none for this one.
@@ -188,11 +191,9 @@ class Contest:
         shunned = self._shunned()
         if board in shunned and boards > len(shunned):
             return self._has_waited(now_s)
-        rounds = Counter(each.board for each in tie.complete(self.rounds, self.alive))
-        rounds.update(run.board for run in self._running)
+        rounds, share = self._count_rounds(), self._share
         if boards - len(shunned - {board}) < BOARDS:
             return True  # there is no second one
-        share = math.ceil(self._rule.looks[self._look] / BOARDS)
         partners = {name for name in rounds if name in held and name != board} - shunned
         if rounds[board] == 0 and len(partners) >= BOARDS:
             # A third board only replaces one that left.
@@ -200,6 +201,17 @@ class Contest:
         if rounds[board] < share:
             return True
         return self._has_waited(now_s)
+
+    def _count_rounds(self) -> Counter[str]:
+        """Count each board's complete rounds, and those that run."""
+        return Counter(
+            [each.board for each in tie.complete(self.rounds, self.alive)] + [run.board for run in self._running]
+        )
+
+    @property
+    def _share(self) -> int:
+        """The number of rounds that one board does up to the next look."""
+        return math.ceil(self._rule.looks[self._look] / BOARDS)
 
     def _has_waited(self, now_s: float) -> bool:
         """Whether another board was waited for long enough; the first call begins the wait."""

@@ -155,6 +155,7 @@ class SweepInFull(Model):
     goal: dict[str, Any]
     grid: dict[str, Any]
     series: list[dict[str, Any]]
+    schedules: list[Any]
     reason: str
     cost: dict[str, Any] | None
     notes: list[str]

@@ -815,6 +815,22 @@ def test_a_round_that_ended_early_counts_for_those_it_has() -> None:
     assert contest.missing == 2
 
 
+def test_a_board_that_did_its_share_is_not_waited_with() -> None:
+    """Where the second board has left, a third one is wanted beside the first, which could only wait for it."""
+    contest = Contest(0, TieRule())
+    contest.enter(["a", "b"])
+    for board in ("nano-1", "nano-1", "nano-2"):
+        run = contest.begin(board, 0.0, {"nano-1", "nano-2"}, 5)
+        assert run is not None
+        for candidate in run.left:
+            contest.on_measured(run, candidate, Status.OK, "", 1e-3)
+        contest.end(run)
+    assert contest.missing == 1
+    assert contest.begin("nano-1", 0.0, {"nano-1"}, 5) is None
+    assert contest.count_wanted({"nano-1"}, 5) == 2
+    assert contest.begin("nano-3", 0.0, {"nano-1", "nano-3"}, 5) is not None
+
+
 def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:
     """The third board that is lost under a candidate puts it out; what waited behind it is not blamed."""
     rack = Rack(store, make_order(), FOUR)

@@ -6,6 +6,7 @@ The scheduler keeps its own state of the campaign.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +124,13 @@ class Active:
         """
         if report.outcome.power is not None and report.outcome.power.total is not None:
             self.power_w[report.board] = report.outcome.power.total.power_w
-        idle_w = (require_board_type(each.board_type).power.idle_range_w or (0.0, 0.0) for each in self.order.types)
-        return report.board_s * self.power_w.get(report.board, max(sum(each) / 2 for each in idle_w))
+        return report.board_s * self.power_w.get(report.board, self._idle_w)
+
+    @functools.cached_property
+    def _idle_w(self) -> float:
+        """The greatest idle power of its board types, in W."""
+        ranges = (require_board_type(each.board_type).power.idle_range_w or (0.0, 0.0) for each in self.order.types)
+        return max(sum(each) / 2 for each in ranges)
 
     def is_heaviest(self, task: TaskKey) -> bool:
         """Whether a task's workload has the most work per call of its board type."""

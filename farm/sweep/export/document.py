@@ -57,6 +57,7 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
             "merged": [{**dataclasses.asdict(merge), "dropped": list(merge.dropped)} for merge in grid.merged],
         },
         "series": series,
+        "schedules": summary.get("schedules", []),
         "reason": summary.get("reason", ""),
         "cost": summary.get("cost"),
         "notes": [*settings.get("notes", ()), *summary.get("notes", ()), *_note_boards(series)],

@@ -1,0 +1,565 @@
+"""A whole farm that a seed decides: engines, boards, a store, users, and what goes wrong in the field.
+
+The engine, its scheduler, verification, searches, builds, leases, queue, sessions, wire and store are the product's.
+Played are time, network, boards, tracker, services, Ray and what runs there. `Watch` says what must hold.
+
+    python -m farm.testing.simulation --seeds 1000        --seed N replays one and prints its story
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import anyio
+import psutil
+import sqlalchemy as sa
+
+from device_agent.protocol import OperatingPoint, Outcome, Status
+from farm.campaign.engine import boards, builds, control, engine, process, ray_calls, ray_compilers, ray_nodes, searches
+from farm.campaign.engine import verifying as engine_verifying
+from farm.crew import coroutines, held_board
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
+from farm.errors import DeadlineError, FarmError, UsageError
+from farm.settings import Settings
+from farm.store import Store, database, leases, sqlite
+from farm.testing import played_ray, world
+from farm.testing.played_boards import Act, PlayedBoard, PlayedBoards
+from farm.testing.world import BEGIN_S, EPOCH_S, HOST, Host, World
+from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.values import SEARCH_TRIAL, CampaignState, Health, Virtual, Workload
+
+_TYPE, _TARGET, _PORT = "jetson-nano", {"kind": "llvm", "num-cores": 4}, 9090
+_POINTS = {"default": OperatingPoint(), "slow": OperatingPoint(cpu_freq_hz={"cpu": 403_200_000})}
+_FAULTS = ("switch", "cable", "power", "kill", "kill", "freeze", "store", "disk", "clock", "pause", "force")
+# Faults begin in the first of these and end within the second, in s; all is over by the third. Then leases expire.
+_FAULTS_S, _FAULT_S, _END_S, _LEASES_END_S = 40.0, 90.0, 9000.0, 90.0
+# Of one seed, in real time.
+_PATIENCE_S = 120
+_MODULE = "farm.testing.simulation"
+
+
+class Watch:
+    """What must hold; `failures` is what did not."""
+
+    def __init__(self, failures: list[str]) -> None:
+        self.failures = failures
+        self.acts = 0
+        self._tokens: dict[str, int] = {}
+        self._checked: set[str] = set()
+
+    def on_act(self, board: PlayedBoard, act: Act) -> None:
+        """A board ran a program."""
+        self.acts += 1
+        if board.running:
+            self.failures.append(f"two holders acted on {act.board} at once")
+        if act.token < self._tokens.get(act.board, 0):
+            self.failures.append(f"lease {act.token} acted on {act.board} after lease {self._tokens[act.board]}")
+        self._tokens[act.board] = act.token
+        if act.is_check and not act.program.get("wrong"):
+            self._checked.add(str(act.program.get("candidate")))
+
+    def on_measure(self, store: Store, running: engine.CampaignEngine, assignment: int, library: bytes) -> None:
+        """An engine sends a candidate of a search to a board."""
+        work = running._find_work(running._state.assignments[assignment].job)
+        campaign, task, name = running.active[work.task.campaign].id, work.task, json.loads(library)["candidate"]
+        counted = store.trials.fetch_counted(campaign, (task.board_type, task.workload, task.point))
+        if any(each.candidate == name for each in counted):
+            self.failures.append(f"{name[:8]} of {task} is measured again, though it was counted")
+
+    def check_end(self, store: Store) -> None:
+        """The faults are over, and time enough has passed."""
+        for row in store.campaigns.fetch():
+            counts, most = store.trials.count(row.id, purpose=SEARCH_TRIAL), row.budget.trials or 0
+            counted = sum(number for side, number in counts.items() if side in ("", "candidate", None))
+            if row.state not in (CampaignState.FINISHED, CampaignState.CANCELLED):
+                self.failures.append(f"{row.name} is still {row.state}: {row.reason or 'without a reason'}")
+            if counted > most:
+                self.failures.append(f"{row.name} counted {counted} of {most} trials")
+        for trial in store.trials.fetch():
+            ran_at, wanted = (trial["outcome"] or {}).get("point"), _POINTS[trial["operating_point"]].to_dict()
+            if trial["status"] == "ok" and _strip(ran_at) != _strip(wanted):
+                self.failures.append(f"a trial at {trial['operating_point']} ran at {ran_at}")
+        for record in store.records.fetch():
+            if record.candidate not in self._checked:
+                self.failures.append(f"the record of {record.workload_name} was never checked on a board")
+        for board in store.boards.fetch():
+            if board.lease is not None:
+                self.failures.append(f"{board.name} is still leased: {board.lease.purpose} by {board.lease.owner}")
+
+
+def _strip(point: Any) -> dict[str, Any]:
+    return {name: value for name, value in dict(point or {}).items() if value}
+
+
+class PlayedDatabase(sqlite.SqliteDatabase):
+    """A SQLite file that passes for a server which all coordinators share; for times it is away, or full."""
+
+    def __init__(self, path: Path, played: World) -> None:
+        super().__init__(path)
+        self.location: Any = "played"
+        self.away_until_s = self.full_until_s = 0.0
+        self._world = played
+        sa.event.listen(self.engine, "before_cursor_execute", self._fail)
+
+    def _fail(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if self._world.time() < self.away_until_s:
+            raise sqlite3.OperationalError("database is locked")
+        if self._world.time() < self.full_until_s and statement.startswith(("INSERT", "UPDATE")):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    def close(self) -> None:
+        """Others use it."""
+
+
+class PlayedTracker:
+    """In place of `Tracker`: agents that are within reach have registered."""
+
+    host, port = "10.1.0.1", 9190
+
+    def __init__(self, farm: Farm) -> None:
+        self._farm = farm
+
+    async def fetch_summary(self, timeout_s: float) -> dict[str, Any]:
+        found = [board for board in self._farm.boards.values() if self._farm.is_up(board.name)]
+        return {"server_info": [{"key": f"server:{each.key}", "addr": [_address(each.name), _PORT]} for each in found]}
+
+    async def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
+        """Wait for a board to be free."""
+        board = self._farm.boards[key.partition("/")[2]]
+        with anyio.move_on_after(timeout_s):
+            while board.is_busy or not self._farm.is_up(board.name):
+                await asyncio.sleep(0.1)
+            return _address(board.name), _PORT, board.offer()
+        raise DeadlineError(f"no board {key!r} became free within {timeout_s:g} s")
+
+
+class Farm:
+    """One seed's farm."""
+
+    def __init__(self, seed: int, home: Path) -> None:
+        self.world = World(seed)
+        draw = self.world.random
+        self.watch, self.story = Watch(self.world.failures), list[str]()
+        self._home, self.database = home, PlayedDatabase(home / "farm.db", self.world)
+        self.boards = {
+            f"nano-{number + 1}": PlayedBoard(f"nano-{number + 1}", _TYPE) for number in range(draw.randint(1, 12))
+        }
+        self._engines, self._campaigns = draw.randint(1, 3), draw.randint(1, 2)
+        self._trials = draw.randint(6, 60)
+        self._faults = [(draw.uniform(1.0, _FAULTS_S), draw.choice(_FAULTS)) for _ in range(draw.randint(0, 6))]
+        # How often a measurement goes wrong, and a call of Ray's kills its process.
+        self._chance, self.dies, self.space = (
+            draw.choice((0.0, 0.01, 0.05)),
+            draw.choice((0.0, 0.02)),
+            draw.randint(20, 60),
+        )
+        self._calm_s = BEGIN_S + max((at_s for at_s, _ in self._faults), default=_FAULTS_S) + _FAULT_S
+        self.hosts: dict[str, Host] = {}
+        self._threads: dict[str, asyncio.Task[Any]] = {}
+
+    def tell(self, text: str) -> None:
+        """Add a line to the story."""
+        host = HOST.get(None)
+        self.story.append(f"{self.world.time() - BEGIN_S:9.3f} {host.name if host else '':9} {text}")
+
+    async def play(self) -> None:
+        """Play until every campaign is over, and check what must hold then."""
+        store, services = Store("played"), Host("services")
+        self.tell(
+            f"{len(self.boards)} boards, {self._engines} engines, {self._campaigns} campaigns of {self._trials} trials"
+        )
+        for name, board in self.boards.items():
+            store.boards.register(name, _TYPE, Virtual(), {})
+            board.on_act = functools.partial(self.watch.on_act, board)
+            board.behave = functools.partial(self._behave, name)
+            self._boot(name)
+        self.world.start_thread(services, self._serve)
+        for number in range(self._campaigns):
+            self._submit(store, f"campaign-{number}")
+        for number in range(self._engines):
+            self.world.start(services, functools.partial(self._keep_engine, f"pc-{number + 1}"))
+        for at_s, kind in self._faults:
+            self.world.start(services, functools.partial(self._go_wrong, at_s, kind))
+        while self.world.time() < BEGIN_S + _END_S and not self._is_over() and not self.watch.failures:
+            await asyncio.sleep(5.0)
+        if any(row.lease is not None for row in store.boards.fetch()):
+            await asyncio.sleep(_LEASES_END_S)
+        self.watch.check_end(store)
+
+    def _is_over(self) -> bool:
+        return not self._needs_engine(True) and all(each.done() for each in self._threads.values())
+
+    def _needs_engine(self, otherwise: bool) -> bool:
+        with contextlib.suppress(FarmError):
+            return bool(Store("played").campaigns.fetch(over=False))
+        return otherwise
+
+    # Boards and services
+
+    def _boot(self, name: str) -> None:
+        """Start a board's agent."""
+        board, self.hosts[name] = self.boards[name], Host(name)
+        board.forget()
+
+        async def live() -> None:
+            await PlayedBoards([board]).listen(_address(name), _PORT)
+
+        self.world.start(self.hosts[name], live)
+
+    async def _behave(self, name: str, outcome: Outcome) -> Outcome:
+        """Take the time that a measurement takes; now and then something goes wrong."""
+        draw = self.world.random
+        await asyncio.sleep(draw.uniform(0.3, 2.0))
+        if self.world.time() > self._calm_s or draw.random() > self._chance:
+            return outcome
+        what = draw.choice(("noisy", "throttled", "hangs up", "is silent", "answers late", "loses its power"))
+        self.tell(f"{name} {what}")
+        match what:
+            case "noisy":
+                return dataclasses.replace(outcome, status=Status.NOISY, message="it is said to", latency_s=())
+            case "throttled":
+                return dataclasses.replace(outcome, status=Status.THROTTLED, message="it is said to")
+            case "hangs up":
+                raise ConnectionResetError
+            case "loses its power":
+                self._cut_power(name)
+        await asyncio.sleep(draw.uniform(5.0, 90.0) if what == "answers late" else 3600.0)
+        return outcome
+
+    def _cut_power(self, name: str) -> None:
+        """Nothing comes from a board, and what is sent to it is lost, until it boots again."""
+        link, self.hosts[name].is_dead = self.world.find_link(_address(name)), True
+
+        def boot() -> None:
+            link.is_off = False
+            self._boot(name)
+
+        if not link.is_off:
+            link.is_off = True
+            self.world.call_later(self.world.random.uniform(5.0, 60.0), boot, context=contextvars.Context())
+
+    def is_up(self, name: str) -> bool:
+        """Whether a board is within reach."""
+        link = self.world.find_link(_address(name))
+        return not (link.is_off or link.is_cut)
+
+    def _serve(self) -> None:
+        """The services: say which boards are within reach, and probe those in doubt."""
+        store, up = Store("played"), dict[str, bool]()
+        while True:
+            time.sleep(2.0)
+            with contextlib.suppress(FarmError):
+                store.leases.expire("services")
+                for row in store.boards.fetch():
+                    is_up = self.is_up(row.name)
+                    if is_up != up.get(row.name):
+                        self._observe(store, row.name, Kind.BACK if is_up else Kind.LOST)
+                        up[row.name] = is_up
+                    elif is_up and row.lease is None and row.health in (Health.SUSPECT, Health.QUARANTINED):
+                        self._observe(store, row.name, Kind.PROBE_PASSED)
+
+    @staticmethod
+    def _observe(store: Store, name: str, kind: Kind) -> None:
+        store.boards.observe(name, kind, "services", decide_by(Observation(kind), HealthLimits()))
+
+    # Campaigns and engines
+
+    def _submit(self, store: Store, name: str) -> None:
+        draw, arguments, reference = self.world.random, played_ray.ARGUMENTS, '{"latency_s": 0.01}'
+        works = tuple(
+            WorkloadOrder(hash=f"w{n}-{name}", name=f"w{n}", kind="conv", flop=1e7, weight=1, models=(), calls=())
+            for n in range(draw.randint(1, 3))
+        )
+        of_type = TypeOrder(
+            *(), board_type=_TYPE, simulated=True, target=_TARGET, threads=4, pipeline="graph/1", workloads=works,
+            points=dict(itertools.islice(_POINTS.items(), draw.randint(1, 2))),
+        )  # fmt: skip
+        order = Order(
+            name=name,
+            owner=draw.choice(("ann", "bob")),
+            models=(ModelOrder(name="m", origin="m.onnx", sha256="ab" * 32, batch=None),),
+            types=(of_type,),
+            budget=Budget(trials=self._trials),
+            search=SearchOrder(tuner="random", loss=None, early_stopping=None, warm_start=False, seed=0),
+            measure=MeasureOrder(
+                *(), number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=2
+            ),
+        )
+        workloads = [
+            Workload(each.hash, each.name, 1e7, 1, arguments, reference, _TARGET, "graph/1", board_type=_TYPE)
+            for each in works
+        ]
+        store.campaigns.submit(order, "simulation", workloads)
+
+    async def _keep_engine(self, name: str) -> None:
+        """A user of a coordinator, who starts its engine when one is needed."""
+        while True:
+            await asyncio.sleep(self.world.random.uniform(1.0, 10.0))
+            is_gone = name not in self._threads or self._threads[name].done() or self.hosts[name].is_dead
+            if is_gone and self._needs_engine(False):
+                host = self.hosts[name] = Host(name)
+                self._threads[name] = self.world.start_thread(host, self._run_engine)
+
+    def _run_engine(self) -> None:
+        """An engine's process, after its user has resumed what was interrupted."""
+        home = self._home / HOST.get().name
+        home.mkdir(exist_ok=True)
+        settings = Settings(home=str(home), store="played", build_workers=2)
+        try:
+            with Store("played") as store:
+                for row in store.campaigns.fetch(over=False):
+                    if row.state is CampaignState.INTERRUPTED:
+                        control.resume(store, row.name, "user")
+                process.serve(settings, store, self._work)
+        except FarmError as error:
+            self.tell(f"its engine ends: {error}")
+        except Exception as error:  # noqa: BLE001  a bug, to be told
+            self.watch.failures.append(f"an engine failed: {error!r}")
+
+    def _work(self, settings: Settings, store: Store, stopping: Any, note: Any) -> None:
+        """`engine.run_engine`, with what is played."""
+        within = types.SimpleNamespace(tracker=PlayedTracker(self))
+        with contextlib.ExitStack() as stack:
+            held = stack.enter_context(boards.EngineBoards(within, store, settings, "campaign", self.tell))
+            compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, 2, self.tell))
+            running = engine.CampaignEngine(settings, store, held, compilers, self.tell)
+            stack.callback(running.close)
+            send = held.measure
+
+            def measure(assignment: Any, board: str, point: Any, spec: Any, library: bytes) -> None:
+                if isinstance(assignment, int):
+                    self.watch.on_measure(store, running, assignment, library)
+                send(assignment, board, point, spec, library)
+
+            held.measure = measure  # type: ignore[method-assign]
+            running.run(stopping)
+
+    # What goes wrong
+
+    async def _go_wrong(self, after_s: float, kind: str) -> None:
+        await asyncio.sleep(after_s)
+        draw, board = self.world.random, self.world.random.choice(list(self.boards))
+        host = self.hosts.get(draw.choice([f"pc-{number + 1}" for number in range(self._engines)]), Host("none"))
+        self.tell(f"fault: {kind} of {board if kind in ('cable', 'power', 'force') else host.name}")
+        match kind:
+            case "switch" | "cable":
+                links = [
+                    self.world.find_link(_address(each)) for each in self.boards if kind == "switch" or each == board
+                ]
+                for cut in (True, False):
+                    for link in links:
+                        link.is_cut = cut
+                    await asyncio.sleep(40.0 if kind == "switch" else draw.uniform(1.0, 40.0))
+            case "power":
+                self._cut_power(board)
+            case "kill":
+                self.world.kill(host)
+            case "freeze":
+                host.frozen_until_s = self.world.time() + draw.choice((10.0, 20.0, 90.0, 90.0, 3600.0))
+            case "store":
+                self.database.away_until_s = self.world.time() + 30.0
+            case "disk":
+                self.database.full_until_s = self.world.time() + draw.uniform(1.0, 60.0)
+            case "clock":
+                host.skew_s += draw.choice((-120.0, 120.0))
+            case "force":
+                with contextlib.suppress(FarmError):
+                    Store("played").leases.force_release(board, "operator", "wants it")
+            case "pause":
+                name = f"campaign-{draw.randrange(self._campaigns)}"
+                await self._ask(lambda store: store.campaigns.want(name, control.PAUSE, "operator"))
+                await asyncio.sleep(draw.uniform(1.0, 30.0))
+                await self._ask(lambda store: control.resume(store, name, "operator"))
+
+    async def _ask(self, work: Any) -> None:
+        """Ask the store until it answers; what is over cannot be changed."""
+        while True:
+            try:
+                work(Store("played"))
+                return
+            except UsageError:
+                return
+            except FarmError:
+                await asyncio.sleep(5.0)
+
+
+def _address(board: str) -> str:
+    return f"10.2.0.{board.rpartition('-')[2]}"
+
+
+class PlayedWaiter(world.Event):
+    """In place of `coroutines.Waiter`."""
+
+    all: ClassVar[list[PlayedWaiter]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all.append(self)
+
+    def wait(self, timeout_s: float | None = None, references: Any = ()) -> bool:
+        super().wait(timeout_s)
+        self._event.clear()
+        return True
+
+    def close(self) -> None:
+        self.all.remove(self)
+
+    @classmethod
+    def ring_all(cls) -> None:
+        for each in cls.all:
+            each.set()
+
+
+class PlayedProcess:
+    """In place of `psutil.Process`: a host is one."""
+
+    alive: ClassVar[Any] = ()
+
+    def __init__(self, pid: int | None = None) -> None:
+        if pid is not None and pid not in {host.pid for host in self.alive.values() if not host.is_dead}:
+            raise psutil.NoSuchProcess(pid)
+
+    def create_time(self) -> float:
+        return 1.0
+
+    def status(self) -> str:
+        return str(psutil.STATUS_RUNNING)
+
+
+class NoModels:
+    """In place of the process that compiles models: the simulation has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: []
+
+
+@contextlib.contextmanager
+def _replaced(farm: Farm) -> Any:
+    """Give the product what is played for what it takes from Python, the kernel and Ray."""
+    played, node = farm.world, types.SimpleNamespace(id="here", name="here", is_here=True)
+
+    def act(of: Any, takes_s: float) -> Any:
+        return lambda _: played_ray.Actor(played, of(), takes_s, farm.dies)
+
+    PlayedWaiter.all.clear()
+    PlayedProcess.alive = farm.hosts
+    replaced: dict[tuple[Any, str], Any] = {
+        (time, "monotonic"): played.time,
+        (time, "time"): lambda: EPOCH_S + played.time() + (host.skew_s if (host := HOST.get(None)) else 0.0),
+        (time, "clock_gettime"): lambda _: played.time(),
+        (time, "sleep"): lambda seconds: world.wait(asyncio.sleep(seconds)),
+        (threading, "Thread"): world.Thread,
+        (threading, "Event"): world.Event,
+        (anyio, "run"): lambda work, *arguments: world.wait(work(*arguments)),
+        (os, "getpid"): lambda: HOST.get().pid,
+        (socket, "gethostname"): lambda: HOST.get().name,
+        (psutil, "Process"): PlayedProcess,
+        (held_board, "start_loop"): world.Portal,
+        (held_board, "ring_all"): PlayedWaiter.ring_all,
+        (played_ray, "ring_all"): PlayedWaiter.ring_all,
+        (coroutines, "Waiter"): PlayedWaiter,
+        (engine, "Waiter"): PlayedWaiter,
+        (engine, "is_expected"): lambda: False,
+        (process, "is_expected"): lambda: False,
+        (process, "StopSignal"): lambda: types.SimpleNamespace(arrived=False),
+        (engine_verifying, "ModelCompiles"): NoModels,
+        (database, "open_database"): lambda _: farm.database,
+        (leases, "read_process_space"): lambda: "00000000",
+        (searches, "_start_actor"): act(lambda: played_ray.PlayedSearch(farm.space), 1.0),
+        (ray_compilers, "launch_compiler"): act(played_ray.PlayedCompiler, 0.6),
+        (ray_nodes, "fetch_nodes"): lambda: [node],
+        (ray_nodes, "here"): dict,
+        **{(module, "ray"): played_ray.PlayedRay for module in (ray_calls, searches, builds, ray_compilers)},
+    }
+    with contextlib.ExitStack() as stack:
+        for (of, name), value in replaced.items():
+            stack.enter_context(mock.patch.object(of, name, value))
+        yield
+
+
+def play(seed: int) -> Farm:
+    """Play one seed. For a process of its own: its time and threads are replaced meanwhile."""
+    Host.numbers = itertools.count(100)
+    home = Path(tempfile.mkdtemp(prefix="farm-simulation-"))
+    os.environ["FARM_HOME"] = str(home)
+    farm = Farm(seed, home)
+    log, handler = logging.getLogger("farm"), logging.Handler()
+    handler.emit = lambda record: farm.tell(f"{record.module}: {record.getMessage()}")  # type: ignore[method-assign]
+    log.addHandler(handler)
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(_PATIENCE_S)
+    try:
+        database.migrate(farm.database)
+        asyncio.set_event_loop(farm.world)
+        with _replaced(farm):
+            farm.world.run_until_complete(farm.play())
+    except Exception as error:  # noqa: BLE001  to be told with its seed
+        farm.watch.failures.append(f"the simulation failed: {error!r}")
+    finally:
+        signal.alarm(0)
+        log.removeHandler(handler)
+        shutil.rmtree(home, ignore_errors=True)
+    return farm
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError(f"not over after {_PATIENCE_S} s of real time")
+
+
+def find_failures(seed: int) -> tuple[int, list[str]]:
+    """Play a seed; return it, and what did not hold."""
+    return seed, play(seed).watch.failures
+
+
+def main() -> int:
+    """Play seeds, or one with its story; the exit code is 1 where something did not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100, help="how many to play (default: 100)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--seed", type=int, help="play this one and print its story")
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have an order, which the seed decides too
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:]])  # noqa: S606
+    logging.getLogger("farm").setLevel(logging.INFO)
+    if options.seed is not None:
+        farm = play(options.seed)
+        print("\n".join(farm.story))
+        print(f"{farm.watch.acts} runs on boards in {farm.world.time() - BEGIN_S:.0f} s")
+        print("\n".join(farm.watch.failures) or "everything held")
+        return bool(farm.watch.failures)
+    began, broken = time.monotonic(), 0
+    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for seed, failures in pool.map(find_failures, range(options.first, options.first + options.seeds)):
+            if failures:
+                broken += 1
+                print(f"seed {seed}: {failures[0]}", flush=True)
+    print(f"{options.seeds} seeds, {broken} broken, {time.monotonic() - began:.1f} s")
+    return bool(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
