@@ -22,7 +22,7 @@ from farm.errors import InternalError
 class Chances:
     """The probability of each fault, per search, build or measurement.
 
-    `lost` and `leave` remove the board, by its own fault or by an operator's order; `repeated` delivers a result twice.
+    `leave` removes the board; `repeated` delivers a result twice.
     A `straggler` takes `straggler_times` as long as usual.
     """
 
@@ -31,7 +31,6 @@ class Chances:
     build_lost: float = 0.0
     candidate: float = 0.0
     board: float = 0.0
-    lost: float = 0.0
     leave: float = 0.0
     sample: float = 0.0
     farm: float = 0.0
@@ -111,7 +110,6 @@ class _Gone:
 
     board: str
     assignment: int
-    lost: bool
 
 
 class Simulation:
@@ -185,7 +183,7 @@ class Simulation:
                 return []
             self._leave(event.board)
             self.at(self.now_s + self._vary(self._fleet.away_s), board.arrival)
-            return [v.BoardLeft(event.board, event.lost)]
+            return [v.BoardLeft(event.board)]
         elif isinstance(event, v.Measured):
             self._finish(event.assignment)
         elif isinstance(event, v.Proposed):
@@ -236,10 +234,9 @@ class Simulation:
             takes_s += self._fleet.switch_s
         takes_s = min(takes_s, self.state.settings.measure_limit_s)
         end_s = self.now_s + takes_s
-        for chance, lost in ((chances.lost, True), (chances.leave, False)):
-            if self._happens(chance):
-                self.at(end_s, _Gone(measure.board, measure.assignment, lost))
-                return
+        if self._happens(chances.leave):
+            self.at(end_s, _Gone(measure.board, measure.assignment))
+            return
         side, latency_s = self._draw_side(), None
         if side is None:
             trials = self._counted.get(measure.task, 0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import struct
 import sys
 from typing import Any
 
-from farm.testing.played_boards import PlayedBoard, PlayedBoards
+from farm.testing.played_boards import PlayedBoard, read_key
 
 # From tvm/rpc/base.py of 0.27.
 _MAGIC, _PUT, _UPDATE_INFO = 0x2F271, 3, 5
@@ -18,7 +19,18 @@ _MAGIC, _PUT, _UPDATE_INFO = 0x2F271, 3, 5
 async def play(tracker: tuple[str, int], names: list[str], takes_s: float) -> None:
     """Play boards until the process is ended; a measurement takes `takes_s`."""
     boards = [PlayedBoard(name, "jetson-nano", takes_s) for name in names]
-    port = await PlayedBoards(boards).listen("127.0.0.1")
+    by_key = {board.key: board for board in boards}
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection's key says which board is meant; a fence names none, and any of them takes it."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            key = await read_key(reader)
+            board = by_key.get(key.removeprefix("client:").rpartition(":")[0], boards[0])
+            await board.serve(reader, writer, key)
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=4096)
+    port = server.sockets[0].getsockname()[1]
     room = asyncio.Semaphore(16)  # TVM's tracker refuses a crowd
     await asyncio.gather(*(_offer(board, tracker, port, room) for board in boards))
 

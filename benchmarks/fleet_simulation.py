@@ -33,7 +33,6 @@ CHANCES = Chances(
     build_lost=0.001,
     candidate=0.02,
     board=0.002,
-    lost=0.00025,
     leave=0.00025,
     sample=0.005,
     farm=0.001,
@@ -160,9 +159,8 @@ def campaign(number: int, trials: int) -> v.ScheduledCampaign:
         for n in range(WORKLOADS // OWNERS)
     )
     types = ("jetson-nano", "jetson-tx2")
-    return v.ScheduledCampaign(
-        f"campaign-{number:03}", f"owner-{number % OWNERS}", workloads, types, Budget(trials=trials), POINTS
-    )
+    parts = tuple(v.Part(each, point, workloads) for each in types for point in POINTS)
+    return v.ScheduledCampaign(f"campaign-{number:03}", f"owner-{number % OWNERS}", parts, Budget(trials=trials))
 
 
 def peak_kb() -> int:

@@ -11,12 +11,11 @@ import socket
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from farm.errors import TransientError
-from farm.processes.listening import start_thread
+from farm.measure.blocking import start_loop
 
 _waiters: set[Waiter] = set()
 _lock = threading.Lock()
@@ -84,21 +83,9 @@ async def pause(seconds: float) -> None:
     await until(lambda: time.monotonic() >= over_s)
 
 
-async def on_thread(name: str, work: Callable[[], T]) -> T:
-    """Run `work`, which takes long, on a daemon thread, and return its result.
-
-    Raises what it raises, TransientError where no thread can start.
-    """
-    future: Future[T] = Future()
-
-    def do() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
-            future.set_exception(error)
-
-    if not start_thread(name, do):
-        raise TransientError(f"no thread {name} can start now")
+async def on_loop(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Await `work` on the loop of sessions. Raises what it raises, TransientError where the loop cannot start."""
+    future: Future[T] = start_loop().start_task_soon(work, *arguments)
     await until(future.done)
     return future.result()
 

@@ -56,11 +56,6 @@ class QueuePlan:
     yields: dict[str, int] = dataclasses.field(default_factory=dict)
     why: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def granted(self, numbers: Iterable[int]) -> list[str]:
-        """Return the free boards of these requests."""
-        mine = set(numbers)
-        return [name for name, number in self.grants.items() if number in mine]
-
 
 def plan_queue(
     requests: Sequence[BoardRequest],

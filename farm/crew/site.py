@@ -42,22 +42,6 @@ def find_outage(tracker: Tracker | None) -> str:
     return ""
 
 
-class Where(Protocol):
-    """Which board it is, and how it is reached."""
-
-    @property
-    def tracker(self) -> Tracker:
-        """The tracker of the board; may change with `ensure_alive`."""
-
-    @property
-    def key(self) -> str:
-        """The board's name at the tracker; of the last one while there is none."""
-
-    @property
-    def lease(self) -> Lease | None:
-        """The board's lease; None where none is needed, or none is held."""
-
-
 class Place(Protocol):
     """Receives observations of a board."""
 
@@ -79,8 +63,20 @@ class Place(Protocol):
         """Report an observation of the board, where the farm keeps such things."""
 
 
-class Site(Where, Place, Protocol):
-    """One board at a time, and how it is reached. Not thread-safe."""
+class Site(Place, Protocol):
+    """One board at a time, and how it is reached. Not thread-safe.
+
+    `tracker` may change with `ensure_alive`; `key` is the board's name there, of the last one while there is none;
+    `lease` is None where none is needed, or none is held.
+    """
+
+    @property
+    def tracker(self) -> Tracker:
+        pass
+
+    @property
+    def lease(self) -> Lease | None:
+        pass
 
     @property
     def has_board(self) -> bool:

@@ -27,11 +27,6 @@ class SampleSummary:
     p90: float = 0.0
     p99: float = 0.0
 
-    def scaled(self, factor: float) -> dict[str, float | int]:
-        """Return it times `factor`, as a plain mapping; the count stays."""
-        values = dataclasses.asdict(self)
-        return {name: value if name == "count" else value * factor for name, value in values.items()}
-
 
 def summarise(samples: Sequence[float]) -> SampleSummary:
     """Summarise one or more samples; the interval is the percentile bootstrap's, in closed form."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from farm.connectivity.tracker import Tracker
 from farm.crew import calibration
-from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeaseKeeper
 from farm.errors import TransientError
 from farm.inventory.board_types import require_board_type
 from farm.measure.blocking import BlockingSession

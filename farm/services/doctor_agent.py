@@ -20,7 +20,7 @@ from device_agent.protocol import Description, OperatingPoint, PinStatus, format
 from farm.connectivity.services import Services
 from farm.crew import calibration
 from farm.crew.health import Observation, decide_by, find_kind
-from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeaseKeeper
 from farm.errors import (
     BoardHostileError,
     BoardUnsafeError,

@@ -20,7 +20,7 @@ from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
 from farm.crew import calibration
 from farm.crew.calibration import MIN_SAMPLES
-from farm.crew.coroutines import on_thread, until
+from farm.crew.coroutines import on_loop, until
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening, running
 from farm.errors import (
@@ -190,7 +190,7 @@ class _Visit:
     async def _look(self) -> Finding:
         """Connect and examine. Raises FarmError for faults of the board, or _SkippedError."""
         with _our_side():
-            keys = await on_thread("farm-registered", functools.partial(anyio.run, self._prober.tracker.fetch_keys))
+            keys = await on_loop(self._prober.tracker.fetch_keys)
         if self._key not in keys:
             self._raise_if_other_type(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
@@ -256,10 +256,9 @@ class _Visit:
         about, found = (self._type, description.architecture), self._prober.found
         if about not in found:
             known, kernels = self._prober.board_types.get(self._type), self._prober.kernels
+            require = functools.partial(calibration.require_kernel, kernels, known, description.architecture)
             with _our_side():
-                found[about] = await on_thread(
-                    "farm-golden", lambda: calibration.require_kernel(kernels, known, description.architecture)
-                )
+                found[about] = await on_loop(anyio.to_thread.run_sync, require)
         return found[about]
 
     def _fetch_medians(

@@ -90,6 +90,12 @@ class PlayedBoard:
         self._match_key = f"{self.key}:{secrets.token_hex(8)}"
         return self._match_key
 
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a client that has just connected."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self.serve(reader, writer, await read_key(reader))
+        writer.close()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> None:
         """Serve a client that has said its key."""
         if key.startswith(FENCE_PREFIX):
@@ -187,42 +193,16 @@ class PlayedBoard:
 
     def _describe(self) -> Description:
         return Description(
-            name=self.name,
-            board_type=self._type,
-            agent_version="0",
-            protocol_version=PROTOCOL_VERSION,
-            simulated=True,
-            architecture="x86_64",
-            cpu_model="",
-            cores_online=(0, 1, 2, 3),
-            cpu_freq_range_hz={},
-            memory_bytes=4 << 30,
-            engines=("kernel",),
-            engine_versions={},
-            rails=(),
-            thermal_zones=(),
-        )
+            *(self.name, self._type, "0", PROTOCOL_VERSION, True, "x86_64"),
+            cpu_model="", cores_online=(0, 1, 2, 3), cpu_freq_range_hz={}, memory_bytes=4 << 30, engines=("kernel",),
+            engine_versions={}, rails=(), thermal_zones=(),
+        )  # fmt: skip
 
 
-class PlayedBoards:
-    """Agents behind one port; a connection's key says which one is meant."""
-
-    def __init__(self, boards: list[PlayedBoard]) -> None:
-        self._boards = {each.key: each for each in boards}
-
-    async def listen(self, host: str, port: int = 0) -> int:
-        """Listen from now on; return the port."""
-        server = await asyncio.start_server(self._accept, host, port, backlog=4096)
-        return int(server.sockets[0].getsockname()[1])
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            _, size = struct.unpack("<ii", await reader.readexactly(8))
-            key = (await reader.readexactly(size)).decode()
-            # A fence names no board: where several share a port, any of them takes it.
-            named = key.removeprefix("client:").rpartition(":")[0]
-            await self._boards.get(named, next(iter(self._boards.values()))).serve(reader, writer, key)
-        writer.close()
+async def read_key(reader: asyncio.StreamReader) -> str:
+    """Read a client's greeting: its key."""
+    _, size = struct.unpack("<ii", await reader.readexactly(8))
+    return (await reader.readexactly(size)).decode()
 
 
 def _greet(writer: asyncio.StreamWriter, answer: str) -> None:

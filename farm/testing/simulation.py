@@ -22,36 +22,28 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
-import sqlite3
 import sys
 import tempfile
-import threading
 import time
 import types
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import anyio
-import psutil
-import sqlalchemy as sa
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from farm.campaign.engine import boards, builds, control, engine, process, ray_calls, ray_compilers, ray_nodes, searches
-from farm.campaign.engine import verifying as engine_verifying
-from farm.crew import coroutines, held_board
+from farm.campaign.engine import boards, builds, control, engine, process
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import DeadlineError, FarmError, UsageError
 from farm.settings import Settings
-from farm.store import Store, database, leases, sqlite
-from farm.testing import played_ray, world
-from farm.testing.played_boards import Act, PlayedBoard, PlayedBoards
-from farm.testing.world import BEGIN_S, EPOCH_S, HOST, Host, World
-from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.store import Store, database
+from farm.testing.played_boards import Act, PlayedBoard
+from farm.testing.played_parts import ARGUMENTS, PlayedDatabase, replaced
+from farm.testing.world import BEGIN_S, HOST, Host, World
+from farm.types.campaigns import Order
 from farm.values import SEARCH_TRIAL, CampaignState, Health, Virtual, Workload
 
-_TYPE, _TARGET, _PORT = "jetson-nano", {"kind": "llvm", "num-cores": 4}, 9090
+_TYPE, _PORT = "jetson-nano", 9090
 _POINTS = {"default": OperatingPoint(), "slow": OperatingPoint(cpu_freq_hz={"cpu": 403_200_000})}
 _FAULTS = ("switch", "cable", "power", "kill", "kill", "freeze", "store", "disk", "clock", "pause", "force")
 # Faults begin in the first of these and end within the second, in s; all is over by the third. Then leases expire.
@@ -66,13 +58,11 @@ class Watch:
 
     def __init__(self, failures: list[str]) -> None:
         self.failures = failures
-        self.acts = 0
         self._tokens: dict[str, int] = {}
         self._checked: set[str] = set()
 
     def on_act(self, board: PlayedBoard, act: Act) -> None:
         """A board ran a program."""
-        self.acts += 1
         if board.running:
             self.failures.append(f"two holders acted on {act.board} at once")
         if act.token < self._tokens.get(act.board, 0):
@@ -99,39 +89,21 @@ class Watch:
             if counted > most:
                 self.failures.append(f"{row.name} counted {counted} of {most} trials")
         for trial in store.trials.fetch():
-            ran_at, wanted = (trial["outcome"] or {}).get("point"), _POINTS[trial["operating_point"]].to_dict()
-            if trial["status"] == "ok" and _strip(ran_at) != _strip(wanted):
+            ran_at = OperatingPoint.from_dict((trial["outcome"] or {}).get("point") or {})
+            if trial["status"] == "ok" and ran_at != _POINTS[trial["operating_point"]]:
                 self.failures.append(f"a trial at {trial['operating_point']} ran at {ran_at}")
         for record in store.records.fetch():
             if record.candidate not in self._checked:
                 self.failures.append(f"the record of {record.workload_name} was never checked on a board")
+        self.check_leases(store, "")
+
+    def check_leases(self, store: Store, owner: str) -> None:
+        """What `owner` had has been given back, and no lease lapsed where nothing is at fault."""
         for board in store.boards.fetch():
-            if board.lease is not None:
+            if board.lease is not None and board.lease.owner.endswith(owner):
                 self.failures.append(f"{board.name} is still leased: {board.lease.purpose} by {board.lease.owner}")
-
-
-def _strip(point: Any) -> dict[str, Any]:
-    return {name: value for name, value in dict(point or {}).items() if value}
-
-
-class PlayedDatabase(sqlite.SqliteDatabase):
-    """A SQLite file that passes for a server which all coordinators share; for times it is away, or full."""
-
-    def __init__(self, path: Path, played: World) -> None:
-        super().__init__(path)
-        self.location: Any = "played"
-        self.away_until_s = self.full_until_s = 0.0
-        self._world = played
-        sa.event.listen(self.engine, "before_cursor_execute", self._fail)
-
-    def _fail(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if self._world.time() < self.away_until_s:
-            raise sqlite3.OperationalError("database is locked")
-        if self._world.time() < self.full_until_s and statement.startswith(("INSERT", "UPDATE")):
-            raise sqlite3.OperationalError("database or disk is full")
-
-    def close(self) -> None:
-        """Others use it."""
+        if owner and any(event.kind == "lease_expired" for event in store.events.fetch_of_boards()):
+            self.failures.append("a lease lapsed under its holder")
 
 
 class PlayedTracker:
@@ -164,18 +136,14 @@ class Farm:
         draw = self.world.random
         self.watch, self.story = Watch(self.world.failures), list[str]()
         self._home, self.database = home, PlayedDatabase(home / "farm.db", self.world)
-        self.boards = {
-            f"nano-{number + 1}": PlayedBoard(f"nano-{number + 1}", _TYPE) for number in range(draw.randint(1, 12))
-        }
-        self._engines, self._campaigns = draw.randint(1, 3), draw.randint(1, 2)
-        self._trials = draw.randint(6, 60)
+        names = [f"nano-{number + 1}" for number in range(draw.randint(1, 12))]
+        self.boards = {name: PlayedBoard(name, _TYPE) for name in names}
+        self._engines, self._campaigns, self._trials = draw.randint(1, 3), draw.randint(1, 2), draw.randint(6, 60)
         self._faults = [(draw.uniform(1.0, _FAULTS_S), draw.choice(_FAULTS)) for _ in range(draw.randint(0, 6))]
-        # How often a measurement goes wrong, and a call of Ray's kills its process.
-        self._chance, self.dies, self.space = (
-            draw.choice((0.0, 0.01, 0.05)),
-            draw.choice((0.0, 0.02)),
-            draw.randint(20, 60),
-        )
+        # How long measurements take, how often one goes wrong, and how often a call of Ray's kills its process.
+        chances = (1, 1, 4), (0.0, 0.01, 0.05), (0.0, 0.02)
+        self._pace, self._chance, self.dies = map(draw.choice, chances)
+        self.space = draw.randint(20, 60)
         self._calm_s = BEGIN_S + max((at_s for at_s, _ in self._faults), default=_FAULTS_S) + _FAULT_S
         self.hosts: dict[str, Host] = {}
         self._threads: dict[str, asyncio.Task[Any]] = {}
@@ -188,9 +156,7 @@ class Farm:
     async def play(self) -> None:
         """Play until every campaign is over, and check what must hold then."""
         store, services = Store("played"), Host("services")
-        self.tell(
-            f"{len(self.boards)} boards, {self._engines} engines, {self._campaigns} campaigns of {self._trials} trials"
-        )
+        self.tell(f"boards {len(self.boards)}, engines {self._engines}, campaigns {self._campaigns} x {self._trials}")
         for name, board in self.boards.items():
             store.boards.register(name, _TYPE, Virtual(), {})
             board.on_act = functools.partial(self.watch.on_act, board)
@@ -203,14 +169,13 @@ class Farm:
             self.world.start(services, functools.partial(self._keep_engine, f"pc-{number + 1}"))
         for at_s, kind in self._faults:
             self.world.start(services, functools.partial(self._go_wrong, at_s, kind))
-        while self.world.time() < BEGIN_S + _END_S and not self._is_over() and not self.watch.failures:
+        while self.world.time() < BEGIN_S + _END_S and not self.watch.failures:
+            if not self._needs_engine(True) and all(each.done() for each in self._threads.values()):
+                break
             await asyncio.sleep(5.0)
         if any(row.lease is not None for row in store.boards.fetch()):
             await asyncio.sleep(_LEASES_END_S)
         self.watch.check_end(store)
-
-    def _is_over(self) -> bool:
-        return not self._needs_engine(True) and all(each.done() for each in self._threads.values())
 
     def _needs_engine(self, otherwise: bool) -> bool:
         with contextlib.suppress(FarmError):
@@ -223,29 +188,22 @@ class Farm:
         """Start a board's agent."""
         board, self.hosts[name] = self.boards[name], Host(name)
         board.forget()
-
-        async def live() -> None:
-            await PlayedBoards([board]).listen(_address(name), _PORT)
-
-        self.world.start(self.hosts[name], live)
+        self.world.start(self.hosts[name], lambda: asyncio.start_server(board.accept, _address(name), _PORT))
 
     async def _behave(self, name: str, outcome: Outcome) -> Outcome:
         """Take the time that a measurement takes; now and then something goes wrong."""
         draw = self.world.random
-        await asyncio.sleep(draw.uniform(0.3, 2.0))
+        await asyncio.sleep(self._pace * draw.uniform(0.3, 2.0))
         if self.world.time() > self._calm_s or draw.random() > self._chance:
             return outcome
         what = draw.choice(("noisy", "throttled", "hangs up", "is silent", "answers late", "loses its power"))
         self.tell(f"{name} {what}")
-        match what:
-            case "noisy":
-                return dataclasses.replace(outcome, status=Status.NOISY, message="it is said to", latency_s=())
-            case "throttled":
-                return dataclasses.replace(outcome, status=Status.THROTTLED, message="it is said to")
-            case "hangs up":
-                raise ConnectionResetError
-            case "loses its power":
-                self._cut_power(name)
+        if what in ("noisy", "throttled"):
+            return dataclasses.replace(outcome, status=Status(what), message="it is said to", latency_s=())
+        if what == "hangs up":
+            raise ConnectionResetError
+        if what == "loses its power":
+            self._cut_power(name)
         await asyncio.sleep(draw.uniform(5.0, 90.0) if what == "answers late" else 3600.0)
         return outcome
 
@@ -276,43 +234,39 @@ class Farm:
                 for row in store.boards.fetch():
                     is_up = self.is_up(row.name)
                     if is_up != up.get(row.name):
-                        self._observe(store, row.name, Kind.BACK if is_up else Kind.LOST)
-                        up[row.name] = is_up
+                        kind = Kind.BACK if is_up else Kind.LOST
                     elif is_up and row.lease is None and row.health in (Health.SUSPECT, Health.QUARANTINED):
-                        self._observe(store, row.name, Kind.PROBE_PASSED)
-
-    @staticmethod
-    def _observe(store: Store, name: str, kind: Kind) -> None:
-        store.boards.observe(name, kind, "services", decide_by(Observation(kind), HealthLimits()))
+                        kind = Kind.PROBE_PASSED
+                    else:
+                        continue
+                    store.boards.observe(row.name, kind, "services", decide_by(Observation(kind), HealthLimits()))
+                    up[row.name] = is_up
 
     # Campaigns and engines
 
     def _submit(self, store: Store, name: str) -> None:
-        draw, arguments, reference = self.world.random, played_ray.ARGUMENTS, '{"latency_s": 0.01}'
-        works = tuple(
-            WorkloadOrder(hash=f"w{n}-{name}", name=f"w{n}", kind="conv", flop=1e7, weight=1, models=(), calls=())
-            for n in range(draw.randint(1, 3))
-        )
-        of_type = TypeOrder(
-            *(), board_type=_TYPE, simulated=True, target=_TARGET, threads=4, pipeline="graph/1", workloads=works,
-            points=dict(itertools.islice(_POINTS.items(), draw.randint(1, 2))),
-        )  # fmt: skip
-        order = Order(
-            name=name,
-            owner=draw.choice(("ann", "bob")),
-            models=(ModelOrder(name="m", origin="m.onnx", sha256="ab" * 32, batch=None),),
-            types=(of_type,),
-            budget=Budget(trials=self._trials),
-            search=SearchOrder(tuner="random", loss=None, early_stopping=None, warm_start=False, seed=0),
-            measure=MeasureOrder(
-                *(), number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=2
-            ),
-        )
-        workloads = [
-            Workload(each.hash, each.name, 1e7, 1, arguments, reference, _TARGET, "graph/1", board_type=_TYPE)
-            for each in works
-        ]
-        store.campaigns.submit(order, "simulation", workloads)
+        draw, target = self.world.random, {"kind": "llvm", "num-cores": 4}
+        hashes = [f"w{number}-{name}" for number in range(draw.randint(1, 3))]
+        of_type = {
+            "board_type": _TYPE, "simulated": True, "target": target, "threads": 4, "pipeline": "graph/1",
+            "points": dict(itertools.islice(_POINTS.items(), draw.randint(1, 2))),
+            "workloads": [
+                {"hash": each, "name": each, "kind": "conv", "flop": 1e7, "weight": 1, "models": (), "calls": ()}
+                for each in hashes
+            ],
+        }  # fmt: skip
+        order = Order.model_validate({
+            "name": name, "owner": draw.choice(("ann", "bob")), "budget": {"trials": self._trials}, "types": [of_type],
+            "models": [{"name": "m", "origin": "m.onnx", "sha256": "ab" * 32, "batch": None}],
+            "search": {"tuner": "random", "loss": None, "early_stopping": None, "warm_start": False, "seed": 0},
+            "measure": {
+                "number": 1, "repeat": 3, "min_repeat_s": 0.02, "timeout_s": 10.0, "memory_bytes": 1 << 30,
+                "verify_top": 2,
+            },
+        })  # fmt: skip
+        about = ARGUMENTS, '{"latency_s": 0.01}', target, "graph/1"
+        works = [Workload(each, each, 1e7, 1, *about, board_type=_TYPE) for each in hashes]
+        store.campaigns.submit(order, "simulation", works)
 
     async def _keep_engine(self, name: str) -> None:
         """A user of a coordinator, who starts its engine when one is needed."""
@@ -334,9 +288,11 @@ class Farm:
                     if row.state is CampaignState.INTERRUPTED:
                         control.resume(store, row.name, "user")
                 process.serve(settings, store, self._work)
+                if not self._faults:
+                    self.watch.check_leases(store, f"pid {HOST.get().pid}")
         except FarmError as error:
             self.tell(f"its engine ends: {error}")
-        except Exception as error:  # noqa: BLE001  a bug, to be told
+        except Exception as error:  # noqa: BLE001  a bug
             self.watch.failures.append(f"an engine failed: {error!r}")
 
     def _work(self, settings: Settings, store: Store, stopping: Any, note: Any) -> None:
@@ -398,9 +354,8 @@ class Farm:
         """Ask the store until it answers; what is over cannot be changed."""
         while True:
             try:
-                work(Store("played"))
-                return
-            except UsageError:
+                with contextlib.suppress(UsageError):
+                    work(Store("played"))
                 return
             except FarmError:
                 await asyncio.sleep(5.0)
@@ -408,96 +363,6 @@ class Farm:
 
 def _address(board: str) -> str:
     return f"10.2.0.{board.rpartition('-')[2]}"
-
-
-class PlayedWaiter(world.Event):
-    """In place of `coroutines.Waiter`."""
-
-    all: ClassVar[list[PlayedWaiter]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all.append(self)
-
-    def wait(self, timeout_s: float | None = None, references: Any = ()) -> bool:
-        super().wait(timeout_s)
-        self._event.clear()
-        return True
-
-    def close(self) -> None:
-        self.all.remove(self)
-
-    @classmethod
-    def ring_all(cls) -> None:
-        for each in cls.all:
-            each.set()
-
-
-class PlayedProcess:
-    """In place of `psutil.Process`: a host is one."""
-
-    alive: ClassVar[Any] = ()
-
-    def __init__(self, pid: int | None = None) -> None:
-        if pid is not None and pid not in {host.pid for host in self.alive.values() if not host.is_dead}:
-            raise psutil.NoSuchProcess(pid)
-
-    def create_time(self) -> float:
-        return 1.0
-
-    def status(self) -> str:
-        return str(psutil.STATUS_RUNNING)
-
-
-class NoModels:
-    """In place of the process that compiles models: the simulation has none."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: []
-
-
-@contextlib.contextmanager
-def _replaced(farm: Farm) -> Any:
-    """Give the product what is played for what it takes from Python, the kernel and Ray."""
-    played, node = farm.world, types.SimpleNamespace(id="here", name="here", is_here=True)
-
-    def act(of: Any, takes_s: float) -> Any:
-        return lambda _: played_ray.Actor(played, of(), takes_s, farm.dies)
-
-    PlayedWaiter.all.clear()
-    PlayedProcess.alive = farm.hosts
-    replaced: dict[tuple[Any, str], Any] = {
-        (time, "monotonic"): played.time,
-        (time, "time"): lambda: EPOCH_S + played.time() + (host.skew_s if (host := HOST.get(None)) else 0.0),
-        (time, "clock_gettime"): lambda _: played.time(),
-        (time, "sleep"): lambda seconds: world.wait(asyncio.sleep(seconds)),
-        (threading, "Thread"): world.Thread,
-        (threading, "Event"): world.Event,
-        (anyio, "run"): lambda work, *arguments: world.wait(work(*arguments)),
-        (os, "getpid"): lambda: HOST.get().pid,
-        (socket, "gethostname"): lambda: HOST.get().name,
-        (psutil, "Process"): PlayedProcess,
-        (held_board, "start_loop"): world.Portal,
-        (held_board, "ring_all"): PlayedWaiter.ring_all,
-        (played_ray, "ring_all"): PlayedWaiter.ring_all,
-        (coroutines, "Waiter"): PlayedWaiter,
-        (engine, "Waiter"): PlayedWaiter,
-        (engine, "is_expected"): lambda: False,
-        (process, "is_expected"): lambda: False,
-        (process, "StopSignal"): lambda: types.SimpleNamespace(arrived=False),
-        (engine_verifying, "ModelCompiles"): NoModels,
-        (database, "open_database"): lambda _: farm.database,
-        (leases, "read_process_space"): lambda: "00000000",
-        (searches, "_start_actor"): act(lambda: played_ray.PlayedSearch(farm.space), 1.0),
-        (ray_compilers, "launch_compiler"): act(played_ray.PlayedCompiler, 0.6),
-        (ray_nodes, "fetch_nodes"): lambda: [node],
-        (ray_nodes, "here"): dict,
-        **{(module, "ray"): played_ray.PlayedRay for module in (ray_calls, searches, builds, ray_compilers)},
-    }
-    with contextlib.ExitStack() as stack:
-        for (of, name), value in replaced.items():
-            stack.enter_context(mock.patch.object(of, name, value))
-        yield
 
 
 def play(seed: int) -> Farm:
@@ -514,9 +379,9 @@ def play(seed: int) -> Farm:
     try:
         database.migrate(farm.database)
         asyncio.set_event_loop(farm.world)
-        with _replaced(farm):
+        with replaced(farm.world, farm.hosts, farm.database, farm.space, farm.dies):
             farm.world.run_until_complete(farm.play())
-    except Exception as error:  # noqa: BLE001  to be told with its seed
+    except Exception as error:  # noqa: BLE001  reported with its seed
         farm.watch.failures.append(f"the simulation failed: {error!r}")
     finally:
         signal.alarm(0)
@@ -548,7 +413,6 @@ def main() -> int:
     if options.seed is not None:
         farm = play(options.seed)
         print("\n".join(farm.story))
-        print(f"{farm.watch.acts} runs on boards in {farm.world.time() - BEGIN_S:.0f} s")
         print("\n".join(farm.watch.failures) or "everything held")
         return bool(farm.watch.failures)
     began, broken = time.monotonic(), 0

@@ -29,7 +29,7 @@ class StuckError(RuntimeError):
 
 
 class Host:
-    """A process on a machine of its own: killed, it stops for good; frozen, it goes on later. `skew_s`: of its clock."""
+    """A process on a machine of its own: killed, it stops for good; frozen, it goes on later."""
 
     numbers = itertools.count(100)
 
@@ -50,7 +50,7 @@ class Link:
 
 
 class World(asyncio.BaseEventLoop):
-    """The loop. `random` decides what chance decides; `failures` are errors that nobody took."""
+    """The loop. `random` decides what chance decides; `failures` are errors that no caller took."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class World(asyncio.BaseEventLoop):
         self._links: dict[str, Link] = {}
         self._servers: dict[tuple[str, int], tuple[Host, Callable[[], Any], contextvars.Context]] = {}
         self._ports = itertools.count(40000)
-        self._ends: list[Transport] = []
+        self._ends: list[PlayedTransport] = []
         self.set_exception_handler(self._note_failure)
 
     def time(self) -> float:
@@ -81,10 +81,10 @@ class World(asyncio.BaseEventLoop):
 
     # Hosts
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         return super().call_soon(*self._on_host(callback, args, context), context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         return super().call_at(when, *self._on_host(callback, args, context), context=context)
 
     def _on_host(self, callback: Any, arguments: tuple[Any, ...], context: Any) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ class World(asyncio.BaseEventLoop):
         return self.start(host, functools.partial(greenlet_spawn, work))
 
     def kill(self, host: Host) -> None:
-        """End a process at whatever it awaits; its kernel closes its connections."""
+        """End a process where it waits; its kernel closes its connections."""
         host.is_dead = True
         for end in self._ends:
             if end.host is host:
@@ -138,8 +138,8 @@ class World(asyncio.BaseEventLoop):
         server = self._servers.get((host, port))
         if server is None or server[0].is_dead:
             raise ConnectionRefusedError(111, "Connection refused")
-        near = Transport(self, link, HOST.get(), contextvars.copy_context())
-        far = Transport(self, link, server[0], server[2].copy())
+        near = PlayedTransport(self, link, HOST.get(), contextvars.copy_context())
+        far = PlayedTransport(self, link, server[0], server[2].copy())
         near.peer, far.peer = far, near
         self._ends += [near, far]
         near.begin(ours := factory())
@@ -150,10 +150,10 @@ class World(asyncio.BaseEventLoop):
         return self.random.uniform(_LEAST_DELAY_S, _MOST_DELAY_S)
 
 
-class Transport(asyncio.Transport):
+class PlayedTransport(asyncio.Transport):
     """One end of a connection."""
 
-    peer: Transport
+    peer: PlayedTransport
 
     def __init__(self, world: World, link: Link, host: Host, context: contextvars.Context) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ async def _within(work: Awaitable[T], timeout_s: float | None) -> T | None:
         return None
 
 
-class Event:
+class PlayedEvent:
     """In place of `threading.Event`, and of `crew.coroutines.Waiter`."""
 
     def __init__(self) -> None:
@@ -283,6 +283,7 @@ class Portal:
 
 
 def get_world() -> World:
+    """The running one."""
     world = asyncio.get_running_loop()
     assert isinstance(world, World)
     return world

@@ -16,7 +16,7 @@ from typing import Any
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, TensorSpec
 from farm.connectivity.tracker import Tracker
-from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeaseKeeper
 from farm.errors import FarmError, TransientError
 from farm.measure.blocking import BlockingSession
 from farm.store import Store

@@ -24,7 +24,7 @@ import pytest
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, OperatingPoint, PinStatus, Status
 from farm.connectivity.tracker import Tracker
-from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeaseKeeper
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
 from farm.measure import asking

@@ -17,11 +17,12 @@ def campaign(name: str = "vision", **fields: Any) -> v.ScheduledCampaign:
     workloads = tuple(
         v.CampaignWorkload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2))
     )
+    types, points = fields.pop("board_types", ("nano",)), fields.pop("points", ("default",))
+    parts = tuple(v.Part(board_type, point, workloads) for board_type in types for point in points)
     values: dict[str, Any] = {
         "name": name,
         "owner": f"owner of {name}",
-        "workloads": workloads,
-        "board_types": ("nano",),
+        "parts": parts,
         "budget": Budget(trials=100),
     }
     return v.ScheduledCampaign(**(values | fields))

@@ -87,7 +87,7 @@ def test_what_promises_more_is_searched_more() -> None:
     hands = Hands()
     hands.boards("a")
     heavy, light = v.CampaignWorkload("heavy", "conv2d", 100.0, 1e8), v.CampaignWorkload("light", "dense", 1.0, 1e8)
-    spec = v.ScheduledCampaign("vision", "me", (light, heavy), ("nano",), Budget(trials=60))
+    spec = v.ScheduledCampaign("vision", "me", (v.Part("nano", "default", (light, heavy)),), Budget(trials=60))
     hands.tell(v.CampaignAdded(spec))
     hands.finish()
     counts = [count.task.workload for count in hands.of(v.Count)]
@@ -205,7 +205,8 @@ def test_a_candidate_that_took_two_boards_down_is_banned() -> None:
     hands.tell(v.CampaignAdded(campaign(workloads=1)))
     hands.supply()
     first = hands.running()[0]
-    hands.tell(v.BoardLeft(first.board, lost=True))
+    hands.measure(first.assignment, FaultSide.BOARD)
+    hands.tell(v.BoardLeft(first.board))
     while not any(m.job == first.job for m in hands.running()):
         hands.measure(hands.running()[0].assignment)
     hands.measure(next(m for m in hands.running() if m.job == first.job).assignment, FaultSide.BOARD)
@@ -557,7 +558,7 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     hands = Hands()
     one, two = v.CampaignWorkload("one", "conv2d", 1.0, 1e9), v.CampaignWorkload("two", "dense", 1.0, 1e9)
     parts = (v.Part("nano", "default", (one,)), v.Part("tx2", "slow", (one, two)))
-    spec = v.ScheduledCampaign("vision", "me", (), (), Budget(per_workload=8), parts=parts)
+    spec = v.ScheduledCampaign("vision", "me", parts, Budget(per_workload=8))
     hands.tell(v.CampaignAdded(spec), v.BoardArrived("n", "nano"), v.BoardArrived("t", "tx2"))
     hands.finish()
     keys = {tuple(count.task)[1:] for count in hands.of(v.Count)}

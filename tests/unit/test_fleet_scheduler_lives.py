@@ -109,9 +109,9 @@ class Lives(RuleBasedStateMachine):
     def arrive(self, board: str, board_type: str, point: str, label: frozenset[str]) -> None:
         self.fleet.tell(v.BoardArrived(board, board_type, point, label))
 
-    @rule(board=BOARDS, lost=st.booleans())
-    def leave(self, board: str, lost: bool) -> None:
-        self.fleet.tell(v.BoardLeft(board, lost))
+    @rule(board=BOARDS)
+    def leave(self, board: str) -> None:
+        self.fleet.tell(v.BoardLeft(board))
 
     @precondition(lambda self: self.fleet.searches)
     @rule(pick=PICKS, most=st.integers(0, 4), exhausted=st.sampled_from([False, False, False, True]))

@@ -302,7 +302,7 @@ class BoardKeeping:
         held.hang_up()
         self._give_back(held)
         if held.arrived:
-            self._events.append(Left(held.name, reason, False, doubted_after))
+            self._events.append(Left(held.name, reason, doubted_after))
 
     def _give_back(self, held: EngineBoard) -> None:
         """Return the lease on a thread: the store may be busy."""

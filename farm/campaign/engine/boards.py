@@ -59,11 +59,6 @@ class EngineBoards(BoardKeeping, Closing):
         super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
         self._reference_kernels = reference_kernels.ReferenceKernels(rhythm or Rhythm())
 
-    @property
-    def reference_s(self) -> float:
-        """Board time spent on reference kernels, in s; charged to no campaign."""
-        return self._reference_kernels.board_s
-
     def has_reference_kernel(self, board_type: str) -> bool:
         """Whether a type has a reference kernel."""
         return self._reference_kernels.has(board_type)
@@ -120,11 +115,6 @@ class EngineBoards(BoardKeeping, Closing):
         self._events = [
             event for event in self._events if not (isinstance(event, TrialMeasured) and event.assignment == assignment)
         ]
-
-    def busy(self, board: str) -> bool:
-        """Whether a board has calls of the engine's."""
-        held = self._held.get(board)
-        return held is not None and bool(held.work)
 
     # Collecting
 

@@ -49,15 +49,12 @@ class Journal:
 
     def write_counted(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
         """Write a trial that ended well or by its candidate's fault. Raises InternalError if it was counted before."""
-        if not self._write(active, work, outcome, held_s):
+        if not self.write(active, work, outcome, held_s):
             raise InternalError(f"trial {work.task} {work.candidate.hash} was counted already")
         active.forget(work.task, work.candidate.hash)
 
-    def write_attempt(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
-        """Write a trial that failed by no proven fault of its candidate."""
-        self._write(active, work, outcome, held_s)
-
-    def _write(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> bool:
+    def write(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> bool:
+        """Write an attempt; return whether it is new."""
         side = outcome.status.fault_side
         if side is not None:
             active.count_fault(side)
@@ -234,7 +231,7 @@ class CampaignEngine:
         if side is FaultSide.CANDIDATE:
             work.failure = outcome
         else:
-            self._journal.write_attempt(self.active[work.task.campaign], work, outcome, None)
+            self._journal.write(self.active[work.task.campaign], work, outcome, None)
         return [v.Built(job, side)]
 
     def _on_report(self, report: Any) -> list[v.Event]:
@@ -263,7 +260,7 @@ class CampaignEngine:
             work.measured[report.assignment] = report
             latency_s = self._journal.find_median_s(report.outcome)
             return [v.Measured(report.assignment, side, report.board_s, latency_s, energy_j)]
-        self._journal.write_attempt(active, work, report.outcome, report.board_s)
+        self._journal.write(active, work, report.outcome, report.board_s)
         return [v.Measured(report.assignment, side, report.board_s, None, energy_j)]
 
     def _find_work(self, job: int) -> Work:

@@ -44,13 +44,12 @@ class Arrived:
 class Left:
     """A board may be used no more; its open calls end with this, without `TrialMeasured` or `Ran`.
 
-    `lost`: it failed during a measurement. `doubted_after`: results after this mark (`store.trials.fetch_mark`) are not
+    `doubted_after`: results after this mark (`store.trials.fetch_mark`) are not
     trusted.
     """
 
     board: str
     reason: str
-    lost: bool = False
     doubted_after: int | None = None
 
 
@@ -151,10 +150,6 @@ class EngineBoard(LeasedBoard):
         if tracker is None:
             raise InternalError(f"a {self.board_type} cannot be taken without a tracker")
         return tracker
-
-    @property
-    def work(self) -> list[Call]:
-        return [call for call in self.calls if call.kind != "reference" and not call.revoked]
 
     def start_session(self) -> None:
         """End the session, if any, and give a new one the open calls. Raises TransientError."""

@@ -265,13 +265,12 @@ class _ReferenceKernel:
 
 
 class ReferenceKernels:
-    """The reference kernels of all types. `board_s` is the board time that they took so far."""
+    """The reference kernels of all types. The boards' time for them is charged to no campaign."""
 
     def __init__(self, rhythm: Rhythm) -> None:
         self._rhythm = rhythm
         self._reference_kernels: dict[str, _ReferenceKernel] = {}
         self._lies: collections.Counter[str] = collections.Counter()
-        self.board_s = 0.0
 
     def has(self, board_type: str) -> bool:
         return board_type in self._reference_kernels
@@ -311,7 +310,6 @@ class ReferenceKernels:
 
     def take_in(self, held: EngineBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """Take in a run of the kernel; `mark` as in `Run`."""
-        self.board_s += board_s
         kernel = self._reference_kernels.get(held.board_type)
         if kernel is None:
             return

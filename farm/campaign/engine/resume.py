@@ -99,14 +99,12 @@ def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:
     return ScheduledCampaign(
         order.name,
         order.owner,
-        workloads=(),
-        board_types=(),
-        budget=budget,
+        parts,
+        budget,
         labels=to_labels(order.labels) | to_names(order.boards),
         priority=order.priority,
         early_stopping=order.search.early_stopping,
         early_stopping_all=order.search.early_stopping_all,
-        parts=parts,
     )
 
 

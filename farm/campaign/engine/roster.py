@@ -116,7 +116,7 @@ class Roster:
             self._store.events.add("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
         if self._lent.pop(report.board, None) is not None:
             return []
-        return [v.BoardLeft(report.board, report.lost)]
+        return [v.BoardLeft(report.board)]
 
     def lend(self, order: Order, board_type: str, count: int, state: FleetState) -> list[str]:
         """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""

@@ -10,16 +10,7 @@ import functools
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.fleet import (
-    AGAIN,
-    BUILDING,
-    ON_BOARD,
-    READY,
-    TO_BUILD,
-    FleetState,
-    expect_with,
-    mean_with,
-)
+from farm.campaign.scheduler.fleet import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, FleetState, expect_with, mean_with
 from farm.campaign.scheduler.priority import WorkloadState
 from farm.campaign.scheduler.state import (
     BoardEntry,
@@ -55,7 +46,7 @@ def _(event: v.CampaignAdded, fleet: FleetState) -> None:
     known = fleet.campaigns.get(spec.name)
     if known is not None and known.status not in v.OVER:
         raise UsageError(f"campaign {spec.name!r} is {known.status} already", "Give the new one another name.")
-    parts = spec.all_parts
+    parts = spec.parts
     if not parts or not all(part.workloads for part in parts):
         raise UsageError(
             f"campaign {spec.name!r} has nothing to do", "It needs workloads, board types and operating points."
@@ -208,7 +199,7 @@ def _(event: v.CampaignCancelled, fleet: FleetState) -> None:
 @observe.register
 def _(event: v.BoardArrived, fleet: FleetState) -> None:
     if event.board in fleet.boards:
-        _leave(fleet, event.board, lost=False)
+        _leave(fleet, event.board)
     key = PoolKey(event.board_type, tuple(sorted(event.labels)))
     pool = fleet.pools.setdefault(key, Pool())
     pool.boards, pool.is_host = pool.boards + 1, event.is_host
@@ -219,7 +210,7 @@ def _(event: v.BoardArrived, fleet: FleetState) -> None:
 @observe.register
 def _(event: v.BoardLeft, fleet: FleetState) -> None:
     if event.board in fleet.boards:
-        _leave(fleet, event.board, event.lost)
+        _leave(fleet, event.board)
 
 
 @observe.register
@@ -232,20 +223,16 @@ def _(event: v.BoardYields, fleet: FleetState) -> None:
         fleet.requeue(fleet.revoke(board.waiting, "another user of the queue gets the board").job)
 
 
-def _leave(fleet: FleetState, name: str, lost: bool) -> None:
-    """Remove a board. Its waiting job is requeued without blame; so is its running job, unless it was `lost`."""
+def _leave(fleet: FleetState, name: str) -> None:
+    """Remove a board. Its jobs are requeued without blame."""
     board = fleet.boards[name]
-    running = board.running
-    at_board = [n for n in (board.waiting, running) if n is not None]
+    at_board = [n for n in (board.waiting, board.running) if n is not None]
     jobs = [fleet.revoke(number, "the board left").job for number in at_board]
     fleet.take_board(board)
     fleet.pools[board.pool].boards -= 1
     fleet.stale = True
-    for job, number in zip(jobs, at_board, strict=True):
-        if lost and number == running:
-            _try_again(fleet, job, FaultSide.BOARD, name)
-        else:
-            fleet.requeue(job)
+    for job in jobs:
+        fleet.requeue(job)
 
 
 # Work

@@ -249,7 +249,7 @@ def _wait_or_go_on(fleet: FleetState, campaign: CampaignEntry, has_boards: bool)
         return
     spec = campaign.spec
     with_labels = f" with {', '.join(sorted(spec.labels))}" if spec.labels else ""
-    kinds = " or ".join(dict.fromkeys(part.board_type for part in spec.all_parts))
+    kinds = " or ".join(dict.fromkeys(part.board_type for part in spec.parts))
     reason = "" if has_boards else f"no board of type {kinds}{with_labels} is here"
     fleet.set_status(campaign, Status.RUNNING if has_boards else Status.WAITING, reason)
     # A waiting campaign has no boards, so no share has changed.

@@ -88,8 +88,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledCampaign:
-    """A campaign as planned: every workload on every board type at every operating point, or `parts` where board types
-    differ in their workloads or points.
+    """A campaign as planned.
 
     Boards must have all `labels`. A `priority` one higher doubles the campaign's part of its owner's share.
     `early_stopping` ends a workload after this many counted trials without a better one; `early_stopping_all` ends the
@@ -98,21 +97,12 @@ class ScheduledCampaign:
 
     name: str
     owner: str
-    workloads: tuple[CampaignWorkload, ...]
-    board_types: tuple[str, ...]
+    parts: tuple[Part, ...]
     budget: Budget
-    points: tuple[str, ...] = (DEFAULT_POINT,)
     labels: frozenset[str] = NO_LABELS
     priority: int = 0
     early_stopping: int | None = None
     early_stopping_all: int | None = None
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def all_parts(self) -> tuple[Part, ...]:
-        """Return what is to be searched, in the form of parts."""
-        crossed = (Part(kind, point, self.workloads) for kind in self.board_types for point in self.points)
-        return self.parts or tuple(crossed)
 
 
 class TaskKey(NamedTuple):
@@ -210,10 +200,9 @@ class BoardArrived:
 
 @dataclasses.dataclass(frozen=True)
 class BoardLeft:
-    """A board may no longer be used. `lost`: it failed during a measurement (fleet simulations only)."""
+    """A board may no longer be used."""
 
     board: str
-    lost: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,22 +265,10 @@ class HostReserved:
 
 
 Event = (
-    CampaignAdded
-    | BudgetChanged
-    | PriorityChanged
-    | CampaignPaused
-    | CampaignResumed
-    | CampaignCancelled
-    | BoardArrived
-    | BoardLeft
-    | BoardYields
-    | Proposed
-    | SearchFailed
-    | Built
-    | Measured
-    | FinalistMeasured
+    CampaignAdded | BudgetChanged | PriorityChanged | CampaignPaused | CampaignResumed | CampaignCancelled
+    | BoardArrived | BoardLeft | BoardYields | Proposed | SearchFailed | Built | Measured | FinalistMeasured
     | HostReserved
-)
+)  # fmt: skip
 
 
 # Decisions: what to do, and what to report.

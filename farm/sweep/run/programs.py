@@ -26,7 +26,7 @@ from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
-from farm.values import DEFAULT_POINT, Record
+from farm.values import DEFAULT_POINT
 
 UNTUNED, TUNED, COMPILED = "untuned", "tuned", "compiled"
 VARIANTS = (UNTUNED, TUNED, COMPILED)
@@ -84,12 +84,6 @@ class SweepRecipe:
     simulated: bool
     candidates: Candidates
     seed: int = 0
-
-    @property
-    def records(self) -> list[Record]:
-        """Return the records of the board type itself at its default clocks."""
-        wanted = (self.board_type.name, DEFAULT_POINT)
-        return [record for record in self.candidates.records if (record.board_type, record.operating_point) == wanted]
 
     def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[SweepProgram]:
         """Compile a program for every variant and batch.

@@ -1,0 +1,280 @@
+"""What a played farm has in place of Ray, of what runs there, of the kernel's processes, and of a store's server.
+
+`replaced` gives it to the product. A candidate's code is JSON that says how it behaves on a played board.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import socket
+import sqlite3
+import threading
+import time
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import anyio
+import psutil
+import sqlalchemy as sa
+from sqlalchemy.util.concurrency import in_greenlet
+
+from device_agent.protocol import Status
+from farm.campaign.engine import builds, engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
+from farm.crew import coroutines, held_board
+from farm.search.build.build_cache import compiler_versions
+from farm.search.build.build_pool import BuildResult
+from farm.search.candidates import Candidate
+from farm.store import database, leases, sqlite
+from farm.testing import world
+from farm.testing.world import EPOCH_S, HOST, Host, World
+
+# How a candidate behaves, and how often.
+_KINDS = (("status", Status.CRASHED, 0.03), ("status", Status.RUN_TIMEOUT, 0.02), ("wrong", True, 0.03))
+_BUILD_FAILS = 0.05
+# The longest wait for a store's turn to write, in s.
+_WRITES_S = 0.005
+UNTUNED_JSON = json.dumps({"candidate": "untuned", "latency_s": 0.01})
+ARGUMENTS = (((4,), "float32"),)
+
+
+class Actor:
+    """Serves calls in turn, each within `takes_s`; `dies` is the chance that a call kills it."""
+
+    def __init__(self, played: World, of: Any, takes_s: float, dies: float) -> None:
+        self._world, self._of, self._takes_s, self._dies = played, of, takes_s, dies
+        self._free_s = 0.0
+        self._open: list[Future[Any]] = []
+        self._is_dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self._of, name)
+        return types.SimpleNamespace(remote=lambda *arguments: self._call(work, arguments))
+
+    def end(self) -> None:
+        """End it, and fail its calls."""
+        self._is_dead, failed, self._open = True, self._open, []
+        for reference in failed:
+            reference.set_exception(_ERRORS.RayActorError())
+
+    def _call(self, work: Callable[..., Any], arguments: Sequence[Any]) -> Future[Any]:
+        reference, draw = Future[Any](), self._world.random
+        reference.add_done_callback(lambda _: coroutines.ring_all())
+        self._open.append(reference)
+        if self._is_dead:
+            self.end()
+            return reference
+        self._free_s = max(self._free_s, self._world.time()) + draw.uniform(0.3, 1.0) * self._takes_s
+        self._world.call_at(self._free_s, self._answer, reference, work, arguments, draw.random() < self._dies)
+        return reference
+
+    def _answer(self, reference: Future[Any], work: Callable[..., Any], arguments: Sequence[Any], dies: bool) -> None:
+        if dies:
+            self.end()
+        if not self._is_dead:
+            self._open.remove(reference)
+            reference.set_result(work(*arguments))
+
+
+def _wait(references: Sequence[Future[Any]], **_: Any) -> tuple[list[Future[Any]], list[Future[Any]]]:
+    return [each for each in references if each.done()], [each for each in references if not each.done()]
+
+
+def _put(value: Any) -> Future[Any]:
+    reference = Future[Any]()
+    reference.set_result(value)
+    return reference
+
+
+_ERRORS = vars(ray_calls)["ray"].exceptions
+# In place of the module.
+PLAYED_RAY = types.SimpleNamespace(
+    exceptions=_ERRORS, wait=_wait, put=_put, get=lambda it, **_: it.result(), kill=Actor.end
+)
+
+
+class PlayedSearch:
+    """A search of `space` candidates a task, always in one order; it never proposes what it knows."""
+
+    def __init__(self, space: int) -> None:
+        self._space = space
+        self._known: dict[str, set[str]] = {}
+        self._next: dict[str, int] = {}
+
+    def serve(self, campaign: str, settings: Any) -> None: ...
+
+    def open(self, key: str, task: Any, known: Any, under_way: Any, foreign: Any) -> tuple[str, list[str]]:
+        self._known[key] = {each[0] for each in (*known, *under_way)}
+        return "", []
+
+    def propose(self, key: str, count: int) -> tuple[list[Candidate], bool]:
+        made: list[Candidate] = []
+        at = self._next.get(key, 0)
+        while at < self._space and len(made) < count:
+            candidate = make_candidate(key, at)
+            at += 1
+            if candidate.hash not in self._known.get(key, ()):
+                made.append(candidate)
+        self._next[key] = at
+        return made, at >= self._space
+
+    def observe(self, key: str, results: Collection[Any]) -> None: ...
+
+    def forget(self, key: str, candidate: str) -> None: ...
+
+    def replay(self, key: str, trace_json: str) -> str:
+        return make_candidate(key, json.loads(trace_json)[0]).module_json if trace_json else UNTUNED_JSON
+
+
+def make_candidate(key: str, number: int) -> Candidate:
+    """Return a task's candidate of a number: equal for equal arguments."""
+    _, _, workload = key.rsplit("|", 2)
+    name = hashlib.sha256(f"{key} {number}".encode()).hexdigest()
+    draw = random.Random(name)
+    about = {"candidate": name, "latency_s": round(1e-3 * (1.0 + draw.expovariate(1.0)), 7)}
+    if draw.random() < _BUILD_FAILS:
+        about["build"] = "failed"
+    for what, value, chance in _KINDS:
+        if draw.random() < chance:
+            about[what] = value
+    trace = json.dumps([number, key, None, [["TENSOR", dtype, list(shape)] for shape, dtype in ARGUMENTS]])
+    return Candidate(workload, name, ARGUMENTS, trace, json.dumps(about))
+
+
+class PlayedCompiler:
+    """A compiler, whose library is the module."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def load(self) -> str:
+        return compiler_versions()
+
+    def build(self, module_json: str, target: Any, standalone: bool) -> tuple[BuildResult, int, int]:
+        self._count += 1
+        if json.loads(module_json).get("build") == "failed":
+            return BuildResult(Status.BUILD_FAILED, "it is said to", seconds=0.3), self._count, 0
+        library = module_json.encode()
+        return BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3), self._count, 0
+
+
+class PlayedDatabase(sqlite.SqliteDatabase):
+    """A SQLite file that passes for a server which all coordinators share; for times it is away, or full."""
+
+    def __init__(self, path: Path, played: World) -> None:
+        super().__init__(path)
+        self.location: Any = "played"
+        self.away_until_s = self.full_until_s = 0.0
+        self._world = played
+        sa.event.listen(self.engine, "before_cursor_execute", self._fail)
+
+    def writing(self, durably: bool) -> Any:
+        """See `Database`. Others may write, and hosts crash, before it begins."""
+        if in_greenlet():
+            world.wait(asyncio.sleep(self._world.random.uniform(0.0, _WRITES_S)))
+        return super().writing(durably)
+
+    def _fail(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if self._world.time() < self.away_until_s:
+            raise sqlite3.OperationalError("database is locked")
+        if self._world.time() < self.full_until_s and statement.startswith(("INSERT", "UPDATE")):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    def close(self) -> None:
+        """Others use it."""
+
+
+class PlayedWaiter(world.PlayedEvent):
+    """In place of `coroutines.Waiter`."""
+
+    all: ClassVar[list[PlayedWaiter]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all.append(self)
+
+    def wait(self, timeout_s: float | None = None, references: Any = ()) -> bool:
+        super().wait(timeout_s)
+        self._event.clear()
+        return True
+
+    def close(self) -> None:
+        self.all.remove(self)
+
+    @classmethod
+    def ring_all(cls) -> None:
+        for each in cls.all:
+            each.set()
+
+
+class PlayedProcess:
+    """In place of `psutil.Process`: a host is one."""
+
+    hosts: ClassVar[Mapping[str, Host]] = {}
+
+    def __init__(self, pid: int | None = None) -> None:
+        if pid is not None and pid not in {host.pid for host in self.hosts.values() if not host.is_dead}:
+            raise psutil.NoSuchProcess(pid)
+
+    def create_time(self) -> float:
+        return 1.0
+
+    def status(self) -> str:
+        return str(psutil.STATUS_RUNNING)
+
+
+@contextlib.contextmanager
+def replaced(
+    played: World, hosts: Mapping[str, Host], store: PlayedDatabase, space: int, dies: float
+) -> Iterator[None]:
+    """Give the product what is played, for the block. `hosts` are its processes by name.
+
+    `space`: how many candidates a task has; `dies`: the chance that a call of Ray's kills its process.
+    """
+    node = types.SimpleNamespace(id="here", name="here", is_here=True)
+
+    def act(of: Callable[[], Any], takes_s: float) -> Any:
+        return lambda _: Actor(played, of(), takes_s, dies)
+
+    PlayedWaiter.all.clear()
+    PlayedProcess.hosts = hosts
+    changes: dict[tuple[Any, str], Any] = {
+        (time, "monotonic"): played.time,
+        (time, "time"): lambda: EPOCH_S + played.time() + (host.skew_s if (host := HOST.get(None)) else 0.0),
+        (time, "clock_gettime"): lambda _: played.time(),
+        (time, "sleep"): lambda seconds: world.wait(asyncio.sleep(seconds)),
+        (threading, "Thread"): world.Thread,
+        (threading, "Event"): world.PlayedEvent,
+        (anyio, "run"): lambda work, *arguments: world.wait(work(*arguments)),
+        (os, "getpid"): lambda: HOST.get().pid,
+        (socket, "gethostname"): lambda: HOST.get().name,
+        (psutil, "Process"): PlayedProcess,
+        (held_board, "start_loop"): world.Portal,
+        (held_board, "ring_all"): PlayedWaiter.ring_all,
+        (coroutines, "ring_all"): PlayedWaiter.ring_all,
+        (coroutines, "Waiter"): PlayedWaiter,
+        (engine, "Waiter"): PlayedWaiter,
+        (engine, "is_expected"): lambda: False,
+        (process, "is_expected"): lambda: False,
+        (process, "StopSignal"): lambda: types.SimpleNamespace(arrived=False),
+        (verifying, "ModelCompiles"): lambda: mock.Mock(poll=list),  # there is none
+        (database, "open_database"): lambda _: store,
+        (leases, "read_process_space"): lambda: "00000000",
+        (searches, "_start_actor"): act(lambda: PlayedSearch(space), 1.0),
+        (ray_compilers, "launch_compiler"): act(PlayedCompiler, 0.6),
+        (ray_nodes, "fetch_nodes"): lambda: [node],
+        (ray_nodes, "here"): dict,
+        **{(module, "ray"): PLAYED_RAY for module in (ray_calls, searches, builds, ray_compilers)},
+    }
+    with contextlib.ExitStack() as stack:
+        for (of, name), value in changes.items():
+            stack.enter_context(mock.patch.object(of, name, value))
+        yield

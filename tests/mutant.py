@@ -1,0 +1,156 @@
+"""Play seeds with one line of the product changed, in a process of its own: `python tests/mutant.py NAME FIRST COUNT`.
+
+It prints the first seed in which something did not hold, and what. `MUTANTS` says which line becomes which.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import pathlib
+import sys
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Mutant(NamedTuple):
+    """One fault: in `path` below farm/, the text `old` (once) becomes `new`. `seed` finds it; None: none did."""
+
+    path: str
+    old: str
+    new: str
+    seed: int | None
+
+
+MUTANTS = {
+    # Leases and claims
+    "a lapsed lease is renewed": Mutant(
+        "store/leases.py", "if row is None or has_lapsed(row, now):", "if row is None:", None
+    ),
+    "a lease is not renewed": Mutant("crew/leased_board.py", "                    self._renew(store)\n", "", None),
+    "a lease is never given back": Mutant(
+        "crew/leased_board.py", "                store.leases.release(self._lease)\n", "                pass\n", None
+    ),
+    "two engines take one campaign": Mutant(
+        "store/campaigns.py",
+        "found.engine is not None and dict(found.engine) != dict(engine):",
+        "False:",
+        None,
+    ),
+    "an agent is not fenced": Mutant(
+        "measure/asking.py",
+        "    if claim is None:\n        return None\n    address",
+        "    return None\n    address",
+        None,
+    ),
+    "a session claims no lease": Mutant(
+        "measure/session.py", "            await self._claim_board(claim)\n", "            pass\n", None
+    ),
+    # Boards
+    "clocks are taken for pinned": Mutant(
+        "crew/held_board.py", "if point == self._pinned:", "if self._pinned is not None:", None
+    ),
+    "a session that failed stays open": Mutant(
+        "crew/held_board.py",
+        "        except BaseException:\n            await self.aclose()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        None,
+    ),
+    "a board that was given up is to blame": Mutant(
+        "crew/blame.py", "and not self._site.confirm():", "and False:", None
+    ),
+    "a board that left keeps its work": Mutant(
+        "campaign/engine/board_keeping.py",
+        "        if held.arrived:\n            self._events.append(Left(",
+        "        if False:\n            self._events.append(Left(",
+        None,
+    ),
+    "a revoked measurement counts": Mutant(
+        "campaign/engine/boards.py",
+        "        if not call.revoked:\n            if call.kind",
+        "        if True:\n            if call.kind",
+        None,
+    ),
+    # The scheduler
+    "a budget is exceeded by one": Mutant(
+        "campaign/scheduler/scheduler.py",
+        "campaign.counted >= budget.trials:",
+        "campaign.counted > budget.trials:",
+        None,
+    ),
+    "a board's place is forgotten": Mutant(
+        "campaign/scheduler/fleet.py",
+        "            self.set_board(board, running=None)\n",
+        "            board.running = None\n",
+        None,
+    ),
+    "a job that a board lost is forgotten": Mutant(
+        "campaign/scheduler/fleet.py",
+        "        if not self.jobs[job_number].assignments:\n            self.queue(job_number, AGAIN)",
+        "        pass",
+        None,
+    ),
+    "trials are not given back": Mutant(
+        "campaign/scheduler/fleet.py", "        campaign.open -= count\n        self.may", "        self.may", None
+    ),
+    # The engine, resume and verification
+    "known candidates are not recalled": Mutant(
+        "campaign/engine/orders.py",
+        "        return [(each.candidate, each.trace_json, each.median_s) for each in known]",
+        "        return []",
+        None,
+    ),
+    "a restarted search forgets what is under way": Mutant(
+        "campaign/engine/engine.py",
+        "        return [(each.hash, each.trace_json) for each in candidates]",
+        "        return []",
+        None,
+    ),
+    "requests of a dead search are lost": Mutant(
+        "campaign/engine/searches.py", "            self._again += asked\n", "            pass\n", None
+    ),
+    "a dead engine's campaign stays as it is": Mutant(
+        "campaign/engine/control.py", "        return engine != me and are_gone(engine)", "        return False", None
+    ),
+    "wrong outputs become a record": Mutant(
+        "campaign/verify/programs.py", "if not program.comparison.matches:", "if False:", None
+    ),
+}
+
+
+def apply(mutant: Mutant) -> None:
+    """Change the line for all imports of this process."""
+    changed = str(ROOT / "farm" / mutant.path)
+    source = pathlib.Path(changed).read_text()
+    assert source.count(mutant.old) == 1, f"{source.count(mutant.old)} times in {changed}: {mutant.old}"
+    read = importlib.machinery.SourceFileLoader.get_data
+    stats = importlib.machinery.SourceFileLoader.path_stats
+
+    def get_data(self: importlib.machinery.SourceFileLoader, path: str) -> bytes:
+        return source.replace(mutant.old, mutant.new).encode() if path == changed else read(self, path)
+
+    def path_stats(self: importlib.machinery.SourceFileLoader, path: str) -> dict[str, float]:
+        if path == changed:
+            raise OSError  # then nothing compiled is read or written
+        return dict(stats(self, path))
+
+    importlib.machinery.SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
+    importlib.machinery.SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign,assignment]
+
+
+def main() -> None:
+    """Find a seed."""
+    name, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if name:
+        apply(MUTANTS[name])
+    from farm.testing import simulation
+
+    for seed in range(first, first + count):
+        if failures := simulation.play(seed).watch.failures:
+            print(f"{seed}: {failures[0]}")
+            return
+    print("none")
+
+
+if __name__ == "__main__":
+    main()
