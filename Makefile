@@ -41,7 +41,7 @@ help:
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
-	@echo "make bench        what the speed claims rest on, as JSON; make bench-long: 10,000 trials of one model"
+	@echo "make bench        what the speed claims rest on, as JSON; make bench-long: 10,000 trials of one model, 5,000 simulated farms"
 	@echo "make setup        only .venv, with everything for the above"
 	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
@@ -149,6 +149,7 @@ bench: setup
 
 # Hours: latency over 10,000 trials on a simulated Nano's processor and GPU. FARM_BENCH_HOME=FOLDER keeps what was measured.
 bench-long: setup
+	@$(BIN)/python -m farm.testing.simulation --seeds 5000
 	@$(BIN)/python benchmarks/trials_over_time.py --trials 10000 $(ARGS)
 
 # Files that are generated from the code and checked in. Unit tests fail where they are not current.

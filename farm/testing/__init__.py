@@ -1,1 +1,1 @@
-"""Doubles of the farm's parts, for tests and benchmarks."""
+"""A whole farm that a seed decides, and what is played in it; benchmarks play boards too."""

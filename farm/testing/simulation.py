@@ -46,8 +46,9 @@ from farm.values import SEARCH_TRIAL, CampaignState, Health, Virtual, Workload
 _TYPE, _PORT = "jetson-nano", 9090
 _POINTS = {"default": OperatingPoint(), "slow": OperatingPoint(cpu_freq_hz={"cpu": 403_200_000})}
 _FAULTS = ("switch", "cable", "power", "kill", "kill", "freeze", "store", "disk", "clock", "pause", "force")
-# Faults begin in the first of these and end within the second, in s; all is over by the third. Then leases expire.
-_FAULTS_S, _FAULT_S, _END_S, _LEASES_END_S = 40.0, 90.0, 9000.0, 90.0
+# Faults begin in the first of these and end within the second, in s, but for a host that is frozen for longer; all is
+# over within the third of that. Then leases expire.
+_FAULTS_S, _FAULT_S, _END_S, _LEASES_END_S = 40.0, 90.0, 1200.0, 90.0
 # Of one seed, in real time.
 _PATIENCE_S = 120
 _MODULE = "farm.testing.simulation"
@@ -169,7 +170,7 @@ class Farm:
             self.world.start(services, functools.partial(self._keep_engine, f"pc-{number + 1}"))
         for at_s, kind in self._faults:
             self.world.start(services, functools.partial(self._go_wrong, at_s, kind))
-        while self.world.time() < BEGIN_S + _END_S and not self.watch.failures:
+        while self.world.time() < self._calm_s + _END_S and not self.watch.failures:
             if not self._needs_engine(True) and all(each.done() for each in self._threads.values()):
                 break
             await asyncio.sleep(5.0)
@@ -335,6 +336,7 @@ class Farm:
                 self.world.kill(host)
             case "freeze":
                 host.frozen_until_s = self.world.time() + draw.choice((10.0, 20.0, 90.0, 90.0, 3600.0))
+                self._calm_s = max(self._calm_s, host.frozen_until_s)
             case "store":
                 self.database.away_until_s = self.world.time() + 30.0
             case "disk":
