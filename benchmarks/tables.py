@@ -5,7 +5,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A benchmark wr
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import re
@@ -315,14 +314,6 @@ def make_single(_: list[dict[str, Any]]) -> str:
     return to_table(("figure", "value", "goal", "benchmark", "machine"), rows)
 
 
-def make_tests(results: list[dict[str, Any]]) -> str:
-    """Say what the newest kept run of all tests spent its time on: files, tests, fixtures, programs."""
-    results[:] = sorted(results, key=lambda each: str(each["date"]))[-1:]
-    newest = results[0] if results else {"figures": {key: () for key, _, _ in _TESTS}}
-    tables = ((head, itertools.islice(_rows([newest], key, paths), _MOST_TESTS)) for key, head, paths in _TESTS)
-    return "\n".join(to_table(head, rows) for head, rows in tables)
-
-
 def make_trials(results: list[dict[str, Any]]) -> str:
     """Say how latency falls over trials on a processor and a GPU, and what their arithmetic allows at most."""
     head = ("device", "trials", "first sum, ms", "last sum", "whole model, no trial", "after all", "s a trial")
@@ -374,7 +365,6 @@ TABLES = {
     "trials_over_time": make_trials,
     "tuners": make_tuners,
     "single_figures": make_single,
-    "test_durations": make_tests,
 }
 
 

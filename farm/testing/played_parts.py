@@ -38,7 +38,7 @@ from farm.testing import world
 from farm.testing.world import EPOCH_S, HOST, Host, World
 
 # How a candidate behaves, and how often.
-_KINDS = (("status", Status.CRASHED, 0.03), ("status", Status.RUN_TIMEOUT, 0.02), ("wrong", True, 0.03))
+_KINDS = (("status", Status.CRASHED, 0.03), ("status", Status.RUN_TIMEOUT, 0.02), ("wrong", True, 0.1))
 _BUILD_FAILS = 0.05
 # The longest wait for a store's turn to write, in s.
 _WRITES_S = 0.005
@@ -104,8 +104,8 @@ PLAYED_RAY = types.SimpleNamespace(
 class PlayedSearch:
     """A search of `space` candidates a task, always in one order; it never proposes what it knows."""
 
-    def __init__(self, space: int) -> None:
-        self._space = space
+    def __init__(self, space: int, salt: float) -> None:
+        self._space, self._salt = space, salt
         self._known: dict[str, set[str]] = {}
         self._next: dict[str, int] = {}
 
@@ -119,7 +119,7 @@ class PlayedSearch:
         made: list[Candidate] = []
         at = self._next.get(key, 0)
         while at < self._space and len(made) < count:
-            candidate = make_candidate(key, at)
+            candidate = make_candidate(key, at, self._salt)
             at += 1
             if candidate.hash not in self._known.get(key, ()):
                 made.append(candidate)
@@ -131,13 +131,13 @@ class PlayedSearch:
     def forget(self, key: str, candidate: str) -> None: ...
 
     def replay(self, key: str, trace_json: str) -> str:
-        return make_candidate(key, json.loads(trace_json)[0]).module_json if trace_json else UNTUNED_JSON
+        return make_candidate(key, json.loads(trace_json)[0], self._salt).module_json if trace_json else UNTUNED_JSON
 
 
-def make_candidate(key: str, number: int) -> Candidate:
+def make_candidate(key: str, number: int, salt: float) -> Candidate:
     """Return a task's candidate of a number: equal for equal arguments."""
     _, _, workload = key.rsplit("|", 2)
-    name = hashlib.sha256(f"{key} {number}".encode()).hexdigest()
+    name = hashlib.sha256(f"{key} {number} {salt}".encode()).hexdigest()
     draw = random.Random(name)
     about = {"candidate": name, "latency_s": round(1e-3 * (1.0 + draw.expovariate(1.0)), 7)}
     if draw.random() < _BUILD_FAILS:
@@ -239,7 +239,7 @@ def replaced(
 
     `space`: how many candidates a task has; `dies`: the chance that a call of Ray's kills its process.
     """
-    node = types.SimpleNamespace(id="here", name="here", is_here=True)
+    salt, node = played.random.random(), types.SimpleNamespace(id="here", name="here", is_here=True)
 
     def act(of: Callable[[], Any], takes_s: float) -> Any:
         return lambda _: Actor(played, of(), takes_s, dies)
@@ -268,7 +268,7 @@ def replaced(
         (verifying, "ModelCompiles"): lambda: mock.Mock(poll=list),  # there is none
         (database, "open_database"): lambda _: store,
         (leases, "read_process_space"): lambda: "00000000",
-        (searches, "_start_actor"): act(lambda: PlayedSearch(space), 1.0),
+        (searches, "_start_actor"): act(lambda: PlayedSearch(space, salt), 1.0),
         (ray_compilers, "launch_compiler"): act(PlayedCompiler, 0.6),
         (ray_nodes, "fetch_nodes"): lambda: [node],
         (ray_nodes, "here"): dict,
