@@ -18,13 +18,11 @@ PAGES = tuple(
     ROOT / name
     for name in (
         "README.md",
-        *(f"docs/{page}.md" for page in ("performance", "fidelity", "gpu", "sweeps", "tests", "kernels/arm")),
+        *(f"docs/{page}.md" for page in ("performance", "fidelity", "gpu", "sweeps", "kernels/arm")),
     )
 )
 # The folder of results that are counted, not timed, and so do not depend on the machine.
 _ANY = "any"
-# Rows of each table of what tests take.
-_MOST_TESTS = 6
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Single figures: what is measured, unit, benchmark, path inside its figures, goal.
@@ -66,15 +64,7 @@ _SWEEPS = (
     ("sweeps voided for drift", "voided", ""),
 )
 
-_COSTS = ("seconds", "CPU s", "processes", "Ray starts", "links")
-_COST_PATHS = ("wall_s", "processor_s", "processes", "ray_starts", "links")
 # Tables of a run of the tests: key, head, paths.
-_TESTS = (
-    ("files", ("file", "tests", *_COSTS), ("file", "tests", *_COST_PATHS)),
-    ("tests", ("test", *_COSTS), ("test", *_COST_PATHS)),
-    ("fixtures", ("fixture", "scope", "times", "seconds"), ("fixture", "scope", "setups", "wall_s")),
-    ("programs", ("program", "processes", "CPU s"), ("program", "processes", "processor_s")),
-)
 
 Row = tuple[object, ...]
 

@@ -1,6 +1,6 @@
 """Summarise where the time of the last `make test-all` (or `make test`) went, from the `build/durations.json` it wrote.
 
-Prints the files, tests, fixtures and programs that took most; `--save` keeps them for docs/tests.md.
+Prints the files, tests, fixtures and programs that took most; `--save` keeps them.
 """
 
 from __future__ import annotations
