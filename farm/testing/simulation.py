@@ -32,6 +32,7 @@ from typing import Any
 import anyio
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
+from device_agent.protocol.interpreters import python_command
 from farm.campaign.engine import boards, builds, control, engine, process
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import DeadlineError, FarmError, UsageError
@@ -51,7 +52,6 @@ _FAULTS = ("switch", "cable", "power", "kill", "kill", "freeze", "store", "disk"
 _FAULTS_S, _FAULT_S, _END_S, _LEASES_END_S = 40.0, 90.0, 1200.0, 90.0
 # Of one seed, in real time.
 _PATIENCE_S = 120
-_MODULE = "farm.testing.simulation"
 
 
 class Watch:
@@ -410,7 +410,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have an order, which the seed decides too
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:]])  # noqa: S606
+        os.execv(sys.executable, python_command("-m", "farm.testing.simulation", *sys.argv[1:]))  # noqa: S606
     logging.getLogger("farm").setLevel(logging.INFO)
     if options.seed is not None:
         farm = play(options.seed)
