@@ -410,7 +410,8 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have an order, which the seed decides too
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, python_command("-m", "farm.testing.simulation", *sys.argv[1:]))  # noqa: S606
+        command = python_command("-m", "farm.testing.simulation", *sys.argv[1:])
+        os.execv(command[0], command)  # noqa: S606
     logging.getLogger("farm").setLevel(logging.INFO)
     if options.seed is not None:
         farm = play(options.seed)
