@@ -232,7 +232,6 @@ def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad
     bench.observe(name, Kind.DRAIN)
     left = bench.left(name)
     assert "maintenance" in left.reason
-    assert not left.lost
     assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK
     bench.observe(name, Kind.UNDRAIN)
     bench.observe(name, Kind.PROBE_PASSED)
@@ -311,7 +310,6 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     bench.observe(drifting, Kind.PROBE_PASSED)
     bench.arrived(drifting)
     assert not [e for e in bench.events if isinstance(e, Left)]
-    assert bench.crew.reference_s > 0
 
 
 def test_hardware_that_hangs_is_not_the_candidates_fault(bench: Bench, matmul: bytes) -> None:
