@@ -49,7 +49,7 @@ MUTANTS = {
     ),
     # Boards
     "clocks are taken for pinned": Mutant(
-        "crew/held_board.py", "if point == self._pinned:", "if self._pinned is not 1:", None
+        "crew/held_board.py", "if point == self._pinned:", "if self._pinned is not None:", 1
     ),
     "a session that failed stays open": Mutant(
         "crew/held_board.py",
