@@ -35,7 +35,7 @@ from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
 from farm.store import database, leases, sqlite
 from farm.testing import world
-from farm.testing.world import EPOCH_S, HOST, Host, World
+from farm.testing.world import EPOCH_S, HOST, PlayedHost, World
 
 # How a candidate behaves, and how often.
 _KINDS = (("status", Status.CRASHED, 0.03), ("status", Status.RUN_TIMEOUT, 0.02), ("wrong", True, 0.1))
@@ -218,7 +218,7 @@ class PlayedWaiter(world.PlayedEvent):
 class PlayedProcess:
     """In place of `psutil.Process`: a host is one."""
 
-    hosts: ClassVar[Mapping[str, Host]] = {}
+    hosts: ClassVar[Mapping[str, PlayedHost]] = {}
 
     def __init__(self, pid: int | None = None) -> None:
         if pid is not None and pid not in {host.pid for host in self.hosts.values() if not host.is_dead}:
@@ -233,7 +233,7 @@ class PlayedProcess:
 
 @contextlib.contextmanager
 def replaced(
-    played: World, hosts: Mapping[str, Host], store: PlayedDatabase, space: int, dies: float
+    played: World, hosts: Mapping[str, PlayedHost], store: PlayedDatabase, space: int, dies: float
 ) -> Iterator[None]:
     """Give the product what is played, for the block. `hosts` are its processes by name.
 

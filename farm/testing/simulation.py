@@ -40,7 +40,7 @@ from farm.settings import Settings
 from farm.store import Store, database
 from farm.testing.played_boards import Act, PlayedBoard
 from farm.testing.played_parts import ARGUMENTS, PlayedDatabase, replaced
-from farm.testing.world import BEGIN_S, HOST, Host, World
+from farm.testing.world import BEGIN_S, HOST, PlayedHost, World
 from farm.types.campaigns import Order
 from farm.values import SEARCH_TRIAL, CampaignState, Health, Virtual, Workload
 
@@ -146,7 +146,7 @@ class Farm:
         self._pace, self._chance, self.dies = map(draw.choice, chances)
         self.space = draw.randint(20, 60)
         self._calm_s = BEGIN_S + max((at_s for at_s, _ in self._faults), default=_FAULTS_S) + _FAULT_S
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, PlayedHost] = {}
         self._threads: dict[str, asyncio.Task[Any]] = {}
 
     def tell(self, text: str) -> None:
@@ -156,7 +156,7 @@ class Farm:
 
     async def play(self) -> None:
         """Play until every campaign is over, and check what must hold then."""
-        store, services = Store("played"), Host("services")
+        store, services = Store("played"), PlayedHost("services")
         self.tell(f"boards {len(self.boards)}, engines {self._engines}, campaigns {self._campaigns} x {self._trials}")
         for name, board in self.boards.items():
             store.boards.register(name, _TYPE, Virtual(), {})
@@ -187,7 +187,7 @@ class Farm:
 
     def _boot(self, name: str) -> None:
         """Start a board's agent."""
-        board, self.hosts[name] = self.boards[name], Host(name)
+        board, self.hosts[name] = self.boards[name], PlayedHost(name)
         board.forget()
         self.world.start(self.hosts[name], lambda: asyncio.start_server(board.accept, _address(name), _PORT))
 
@@ -275,7 +275,7 @@ class Farm:
             await asyncio.sleep(self.world.random.uniform(1.0, 10.0))
             is_gone = name not in self._threads or self._threads[name].done() or self.hosts[name].is_dead
             if is_gone and self._needs_engine(False):
-                host = self.hosts[name] = Host(name)
+                host = self.hosts[name] = PlayedHost(name)
                 self._threads[name] = self.world.start_thread(host, self._run_engine)
 
     def _run_engine(self) -> None:
@@ -319,7 +319,7 @@ class Farm:
     async def _go_wrong(self, after_s: float, kind: str) -> None:
         await asyncio.sleep(after_s)
         draw, board = self.world.random, self.world.random.choice(list(self.boards))
-        host = self.hosts.get(draw.choice([f"pc-{number + 1}" for number in range(self._engines)]), Host("none"))
+        host = self.hosts.get(draw.choice([f"pc-{number + 1}" for number in range(self._engines)]), PlayedHost("none"))
         self.tell(f"fault: {kind} of {board if kind in ('cable', 'power', 'force') else host.name}")
         match kind:
             case "switch" | "cable":
@@ -369,7 +369,7 @@ def _address(board: str) -> str:
 
 def play(seed: int) -> Farm:
     """Play one seed. For a process of its own: its time and threads are replaced meanwhile."""
-    Host.numbers = itertools.count(100)
+    PlayedHost.numbers = itertools.count(100)
     home = Path(tempfile.mkdtemp(prefix="farm-simulation-"))
     os.environ["FARM_HOME"] = str(home)
     farm = Farm(seed, home)

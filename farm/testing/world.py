@@ -28,21 +28,21 @@ class StuckError(RuntimeError):
     """Nothing can happen any more."""
 
 
-class Host:
+class PlayedHost:
     """A process on a machine of its own: killed, it stops for good; frozen, it goes on later."""
 
     numbers = itertools.count(100)
 
     def __init__(self, name: str) -> None:
-        self.name, self.pid = name, next(Host.numbers)
+        self.name, self.pid = name, next(PlayedHost.numbers)
         self.skew_s = self.frozen_until_s = 0.0
         self.is_dead = False
 
 
-HOST: contextvars.ContextVar[Host] = contextvars.ContextVar("host")
+HOST: contextvars.ContextVar[PlayedHost] = contextvars.ContextVar("host")
 
 
-class Link:
+class PlayedLink:
     """An address's cable. While it `is_cut`, bytes wait, since TCP repeats them; while it `is_off`, they are lost."""
 
     def __init__(self) -> None:
@@ -59,9 +59,8 @@ class World(asyncio.BaseEventLoop):
         self._now_s = BEGIN_S
         self._selector: Any = self  # it is asked for nothing but `select`
         self._clock_resolution = 1e-9
-        self._links: dict[str, Link] = {}
-        self._servers: dict[tuple[str, int], tuple[Host, Callable[[], Any], contextvars.Context]] = {}
-        self._ports = itertools.count(40000)
+        self._links: dict[str, PlayedLink] = {}
+        self._servers: dict[tuple[str, int], tuple[PlayedHost, Callable[[], Any], contextvars.Context]] = {}
         self._ends: list[PlayedTransport] = []
         self.set_exception_handler(self._note_failure)
 
@@ -91,23 +90,23 @@ class World(asyncio.BaseEventLoop):
         host = HOST.get(None) if context is None else context.get(HOST)
         return (callback, *arguments) if host is None else (self._run_on, host, callback, *arguments)
 
-    def _run_on(self, host: Host, callback: Any, *arguments: Any) -> None:
+    def _run_on(self, host: PlayedHost, callback: Any, *arguments: Any) -> None:
         if host.frozen_until_s > self._now_s:
             super().call_at(host.frozen_until_s, self._run_on, host, callback, *arguments)
         elif not host.is_dead:
             callback(*arguments)
 
-    def start(self, host: Host, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    def start(self, host: PlayedHost, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Begin a coroutine on a host."""
         context = contextvars.copy_context()
         context.run(HOST.set, host)
         return context.run(lambda: self.create_task(work()))
 
-    def start_thread(self, host: Host, work: Callable[[], T]) -> asyncio.Task[T]:
+    def start_thread(self, host: PlayedHost, work: Callable[[], T]) -> asyncio.Task[T]:
         """Begin a function that waits with its thread."""
         return self.start(host, functools.partial(greenlet_spawn, work))
 
-    def kill(self, host: Host) -> None:
+    def kill(self, host: PlayedHost) -> None:
         """End a process where it waits; its kernel closes its connections."""
         host.is_dead = True
         for end in self._ends:
@@ -121,11 +120,11 @@ class World(asyncio.BaseEventLoop):
 
     # Network
 
-    def find_link(self, address: str) -> Link:
-        return self._links.setdefault(address, Link())
+    def find_link(self, address: str) -> PlayedLink:
+        return self._links.setdefault(address, PlayedLink())
 
     async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
-        place = (str(host), int(port or next(self._ports)))
+        place = (str(host), int(port))
         self._servers[place] = (HOST.get(), factory, contextvars.copy_context())
         listening = types.SimpleNamespace(getsockname=lambda: place)
         return types.SimpleNamespace(sockets=[listening], _start_serving=lambda: None)
@@ -155,7 +154,7 @@ class PlayedTransport(asyncio.Transport):
 
     peer: PlayedTransport
 
-    def __init__(self, world: World, link: Link, host: Host, context: contextvars.Context) -> None:
+    def __init__(self, world: World, link: PlayedLink, host: PlayedHost, context: contextvars.Context) -> None:
         super().__init__()
         self.host, self.context = host, context
         self._world, self._link = world, link

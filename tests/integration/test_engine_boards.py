@@ -90,7 +90,7 @@ class Bench:
 
     def busy(self, name: str) -> bool:
         held = self.crew._held.get(name)
-        return held is not None and any(not call.revoked for call in held.calls)
+        return held is not None and any(call.kind != "reference" and not call.revoked for call in held.calls)
 
     def find_drifting(self, name: str, library: bytes) -> Left:
         deadline = time.monotonic() + PATIENCE_S
