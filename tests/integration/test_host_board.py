@@ -18,7 +18,6 @@ import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
 from farm.artifacts.on_board import LOCAL, hold_board
-from farm.campaign.engine import engine_board
 from farm.campaign.engine.boards import Arrived, EngineBoards, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.errors import UnavailableError
@@ -101,8 +100,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     ):
         patch.setattr(tempfile, "tempdir", temporary)
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
-        # How long a session is waited for at an agent that does not answer.
-        patch.setattr(engine_board, "REQUEST_TIMEOUT_S", 10.0)
         yield store
 
 
@@ -156,6 +153,7 @@ def test_a_killed_tracker_is_hardly_noticed(bench: Bench, matmul: bytes) -> None
 
 def test_a_frozen_agent_is_replaced(bench: Bench, matmul: bytes) -> None:
     """One that stops answering, with its session, is ended after two trials in a row and started again."""
+    wait_until(lambda: bench.poll() and bench.has("device_agent"), "an agent")
     agent = bench.find("device_agent")
     for process in [agent, *agent.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end just now; the agent is frozen all the same

@@ -30,7 +30,8 @@ def test_a_wrong_import_is_found_before_a_trial_is_spent() -> None:
     with pytest.raises(PermanentError, match="seed 0: output 0 differs") as raised:
         require_right_import(wrong, read_inputs(wrong.load()), said.append)
     assert "neither --exact nor other records help" in raised.value.hint
-    assert [line.partition(":")[0] for line in said] == ["Tanh", "Sigmoid"]
+    # On a busy machine each of them says more than once that it still compiles.
+    assert list(dict.fromkeys(line.partition(":")[0] for line in said)) == ["Tanh", "Sigmoid"]
 
 
 def test_what_does_not_compile_is_left_to_its_compilation() -> None:
