@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import queue
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +17,13 @@ from typing import Any, TypeVar
 from farm.closing import Closing
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool, require_fixed_target
-from farm.crew.coroutines import Find, Loop, Waiter
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
-from farm.errors import FarmError, TransientError
+from farm.errors import FarmError
 from farm.inventory.board_types import BoardType
-from farm.processes.children import room_for_process
+from farm.measure.blocking import open_loop
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
@@ -48,55 +45,35 @@ class WorkStoppedError(Exception):
 
 
 class Crew(Closing):
-    """Boards, and the one thread that drives them all. Use as a context manager; `boards` are those that were taken.
+    """Boards, and the one thread with the loop that drives them all. Use as a context manager.
 
-    Work is a coroutine that awaits boards (`DrivenBoard`) and anything else that can be polled (`coroutines`).
+    Work is a coroutine that awaits boards (`DrivenBoard`). `boards` are those that were taken; `store` is the thread's
+    own, for work alone: its statements hold up no session, since these have a loop of their own.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        note: Callable[[str], None],
-    ) -> None:
+    store: Store
+
+    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
         """Start the thread, and take no board. `note` gets what is waited for.
 
-        Raises TransientError where there is no memory for a thread.
+        Raises what opening the store raises, and TransientError where there is no memory for a thread.
         """
         self.boards: list[DrivenBoard] = []
-        # The thread's own, for work alone.
-        self.store: Store
         self._location, self._note = settings.store_location, note
         self._held: dict[DrivenBoard, contextlib.ExitStack] = {}
-        self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
-        self._loop = Loop()
-        with room_for_process():
-            self._waiting = Waiter()
-        self._stopping = threading.Event()
-        self._over = threading.Event()
-        # The error for work that arrives after the end.
-        self._error: BaseException = WorkStoppedError()
-        self._thread = threading.Thread(target=self._live, name="farm-crew", daemon=True)
+        self._loop, self._thread = open_loop("farm-crew", self._live)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work` on the thread. From any thread. It is cancelled at the crew's end."""
         try:
-            self._thread.start()
-        except RuntimeError as error:  # what Python makes of EAGAIN and ENOMEM
-            self._waiting.close()
-            raise TransientError(f"a thread for boards cannot be started: {error}") from error
+            return self._loop.start_task_soon(lambda: work)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            over: Future[T] = Future()
+            over.cancel()
+            return over
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self._over.is_set()
-
-    def start(self, work: Coroutine[Find, Any, T]) -> Future[T]:
-        """Start `work` on the thread. From any thread."""
-        future: Future[T] = Future()
-        self._inbox.put((future, work))
-        self._waiting.ring()
-        if self._over.is_set():
-            self._refuse_rest()
-        return future
-
-    def call(self, work: Coroutine[Find, Any, T]) -> T:
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the thread and wait, so that signals are handled. Raises what it raises."""
         return wait_for(self.start(work))
 
@@ -117,61 +94,30 @@ class Crew(Closing):
         self._held.pop(board).close()
 
     def close(self) -> None:
-        """End all work where it waits (its waiters get WorkStoppedError), and return all boards."""
-        self._stopping.set()
-        self._waiting.ring()
+        """Cancel all work (its waiters get WorkStoppedError), and return all boards. Safe to call twice."""
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.start_task_soon(self._loop.stop, True)
         self._thread.join(_END_TIMEOUT_S)
 
-    def _live(self) -> None:
-        try:
-            with contextlib.ExitStack() as stack:
-                self.store = stack.enter_context(Store(self._location))
-                stack.callback(self._end)
-                while not self._stopping.is_set():
-                    self._take_in()
-                    self._loop.run()
-                    self._waiting.wait(_LOOK_S)
-        except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
-            self._error = error
-        self._over.set()
-        self._refuse_rest()
-        self._waiting.close()
-
-    def _take_in(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._loop.start(_carry_out(*self._inbox.get_nowait()))
-
-    def _end(self) -> None:
-        with contextlib.ExitStack() as stack:  # if one of them raises, all are still closed
-            for board, held in self._held.items():
+    @contextlib.contextmanager
+    def _live(self) -> Iterator[None]:
+        with Store(self._location) as self.store, contextlib.ExitStack() as stack:
+            yield
+            for board, held in self._held.items():  # if one of them raises, all are still closed
                 stack.push(held)
                 board.hang_up()  # all at once, so that closing waits for none
-            self._loop.close()
-
-    def _refuse_rest(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                future, work = self._inbox.get_nowait()
-                work.close()
-                future.set_exception(self._error)
-
-
-async def _carry_out(future: Future[T], work: Coroutine[Find, Any, T]) -> None:
-    try:
-        future.set_result(await work)
-    except GeneratorExit:
-        future.set_exception(WorkStoppedError())
-        raise
-    except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
-        future.set_exception(error)
 
 
 def wait_for(future: Future[T]) -> T:
-    """Return a future's result, waiting in pieces so that signals are handled. Raises what it raised."""
+    """Return a future's result, waiting in pieces so that signals are handled.
+
+    Raises what it raised, WorkStoppedError where the crew has ended.
+    """
     while True:
         try:
             return future.result(_LOOK_S)
+        except CancelledError:
+            raise WorkStoppedError from None
         except FutureTimeoutError:
             if future.done():
                 raise

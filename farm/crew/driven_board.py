@@ -1,6 +1,6 @@
 """The board of a site for coroutines: connected, reconnected or replaced when it is lost.
 
-Closing a waiting coroutine ends its call on the board. `held_board` has the session; here are leases and blame.
+To cancel a coroutine that waits ends its call on the board. `held_board` has the session; here are leases and blame.
 `visits` plans calls and reads answers.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import anyio
 
 from device_agent.protocol import (
     Description,
@@ -23,7 +25,6 @@ from device_agent.protocol import (
 )
 from farm.crew import held_board, visits
 from farm.crew.blame import Blame, pin_error, pin_outcome
-from farm.crew.coroutines import pause
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request
 from farm.crew.site import COMMON, Site
 from farm.errors import (
@@ -72,7 +73,7 @@ class DrivenBoard:
     async def take(self) -> None:
         """Wait until the site has a board. Raises UnavailableError after the site's own deadline, TransientError."""
         while not self.look():
-            await pause(_LOOK_S)
+            await anyio.sleep(_LOOK_S)
         self._held = self._held or HeldBoard()
 
     async def open(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Description:

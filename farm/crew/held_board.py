@@ -5,11 +5,13 @@ It has no store and judges nothing: it answers how each job ended. A session nee
 
 from __future__ import annotations
 
-import collections
+import asyncio
 import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 import anyio
@@ -25,7 +27,6 @@ from device_agent.protocol import (
 )
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import pin_outcome
-from farm.crew.coroutines import ring_all, until
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
@@ -182,77 +183,40 @@ class Ended:
 
 
 class HeldBoard:
-    """A board's session and its jobs. Used by one thread; each answer rings all of the process's `Waiter`s."""
+    """A board's session and its jobs, which are carried out on the loop of sessions. Used by one thread."""
 
     def __init__(self) -> None:
         """Hold nothing yet. Raises TransientError where the loop's thread cannot start."""
         self._loop = start_loop()
         self._session = Session()
         self._turn = anyio.Lock()
-        self._number = 0
-        self._scopes: dict[int, anyio.CancelScope] = {}
-        self._answers: collections.deque[tuple[int, Ended | BaseException | None]] = collections.deque()
+        self._jobs: set[Future[Ended]] = set()
 
-    def ask(self, request: Request) -> int:
-        """Queue a job; return its number."""
-        self._number += 1
-        self._loop.start_task_soon(self._work, self._number, request)
-        return self._number
-
-    def revoke(self, number: int) -> None:
-        """Revoke a job, begun or not: unless it has ended, it answers None. The session of a running one ends."""
-        self._loop.start_task_soon(self._cancel, number)
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether `receive` has one."""
-        return bool(self._answers)
-
-    def receive(self) -> tuple[int, Ended | None]:
-        """Return the number of an ended job, and its end; None where it was revoked. Raises what is no FarmError."""
-        number, ended = self._answers.popleft()
-        if isinstance(ended, BaseException):
-            raise ended
-        return number, ended
+    def ask(self, request: Request) -> Future[Ended]:
+        """Queue a job. To cancel it, begun or not, revokes it: the session of a running one ends."""
+        job: Future[Ended] = self._loop.start_task_soon(self._work, request)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
 
     async def call(self, request: Request) -> Ended:
-        """Carry out a job and wait for it; closing the coroutine revokes the job."""
-        number = self.ask(request)
+        """Carry out a job for a coroutine of any loop; to cancel that revokes the job."""
+        return await asyncio.wrap_future(self.ask(request))
 
-        def find() -> Ended | None:
-            while self.has_answer:
-                answered, ended = self.receive()
-                if answered == number:
-                    assert ended is not None  # only closing this revokes it
-                    return ended
-            return None
-
-        try:
-            return await until(find)
-        except BaseException:
-            self.revoke(number)
-            raise
-
-    def hang_up(self) -> None:
-        """End the session and all jobs, without waiting. The board's agent restores its clocks."""
-        self._loop.start_task_soon(self._end)
+    def hang_up(self) -> Future[None]:
+        """End the session and all jobs soon. The board's agent restores its clocks."""
+        for job in list(self._jobs):
+            job.cancel()
+        return self._loop.start_task_soon(self._session.aclose)
 
     def stop(self) -> None:
         """End the session and all jobs. Safe to call twice."""
-        with contextlib.suppress(TimeoutError):
-            self._loop.start_task_soon(self._end).result(_STOP_TIMEOUT_S)
+        with contextlib.suppress(FutureTimeoutError):
+            self.hang_up().result(_STOP_TIMEOUT_S)
 
-    async def _work(self, number: int, request: Request) -> None:
-        ended: Ended | BaseException | None = None
-        with anyio.CancelScope() as self._scopes[number]:
-            try:
-                async with self._turn:
-                    ended = await self._carry_out(request)
-            except Exception as error:  # noqa: BLE001  a bug: `receive` raises it
-                ended = error
-        del self._scopes[number]
-        self._answers.append((number, ended))
-        ring_all()
+    async def _work(self, request: Request) -> Ended:
+        async with self._turn:
+            return await self._carry_out(request)
 
     async def _carry_out(self, request: Request) -> Ended:
         session = self._session
@@ -276,12 +240,3 @@ class HeldBoard:
         if isinstance(result, tuple):
             result, outputs = result
         return Ended(result, time.monotonic() - started, outputs, had_session=had_session)
-
-    async def _cancel(self, number: int) -> None:
-        if scope := self._scopes.get(number):
-            scope.cancel()
-
-    async def _end(self) -> None:
-        for scope in self._scopes.values():
-            scope.cancel()
-        await self._session.aclose()

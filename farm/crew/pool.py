@@ -1,18 +1,17 @@
 """A pool of boards: a job runs on any free one, and on another after a failure.
 
-For jobs that any board of a type may run, such as a script's candidates; all on the crew's thread.
+For jobs that any board of a type may run, such as a script's candidates; all on the crew's loop.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import anyio
 
 from device_agent.protocol import FaultSide, Outcome, Status
-from farm.crew.coroutines import pause, until
 from farm.crew.crew import Crew, OpenSite
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.site import COMMON
@@ -25,6 +24,7 @@ _LOOK_S = 0.5
 # The pause before a failed board is tried again.
 _AGAIN_S = 1.0
 
+T = TypeVar("T")
 Job = Callable[[DrivenBoard], Awaitable[Outcome]]
 
 
@@ -45,10 +45,6 @@ class _Slot:
     busy: bool = False
     lost: bool = False
 
-    def is_due(self, look_at: float) -> bool:
-        """Whether the board is due for a check, given the time of the last good one."""
-        return self.lost or (not self.busy and time.monotonic() >= look_at)
-
 
 class BoardPool:
     """Up to `count` boards, all like the first one. They are returned when the crew ends."""
@@ -59,6 +55,7 @@ class BoardPool:
         self._under_way = 0
         self._failure: FarmError | None = None
         self._description: Mapping[str, Any] = {}
+        self._changed = anyio.Event()
         self._slots = [_Slot() for _ in range(count)]
         for slot in self._slots:
             crew.start(self._keep(slot))
@@ -67,7 +64,7 @@ class BoardPool:
         """Return the first board's description; waits for one. Raises UnavailableError."""
         self._under_way += 1
         try:
-            return await until(self._find_description)
+            return await self._until(self._find_description)
         finally:
             self._under_way -= 1
 
@@ -80,7 +77,7 @@ class BoardPool:
         self._under_way += 1
         try:
             while True:
-                slot = await until(lambda: self._find_free(tried))
+                slot = await self._until(lambda: self._find_free(tried))
                 outcome, board_s = await self._try(slot, job)
                 good = outcome.status.fault_side in (None, FaultSide.CANDIDATE)
                 if not good:
@@ -89,6 +86,17 @@ class BoardPool:
                     return Tried(outcome, board_s, tuple(tried))
         finally:
             self._under_way -= 1
+
+    async def _until(self, find: Callable[[], T | None]) -> T:
+        """Wait until `find` returns a value, and return that; or raise its error."""
+        while (found := find()) is None:
+            await self._changed.wait()
+        return found
+
+    def _note_change(self) -> None:
+        """Have those look again that wait."""
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
@@ -119,6 +127,7 @@ class BoardPool:
             slot.lost = True
         finally:
             slot.busy = False
+            self._note_change()
         return outcome, board.board_s
 
     async def _keep(self, slot: _Slot) -> None:
@@ -137,11 +146,13 @@ class BoardPool:
                 waiting = self._under_way or not self._description
                 if waiting and not any(each.board for each in self._slots):
                     self._failure = error
+                    self._note_change()
                     return
                 self._note(error.message)
-                await pause(_AGAIN_S)
+                await anyio.sleep(_AGAIN_S)
             except Exception as error:  # waiting jobs must not wait for ever
                 self._failure = InternalError(f"boards are driven no more: {error!r}")
+                self._note_change()
                 raise
 
     async def _open(self, slot: _Slot, board: DrivenBoard) -> None:
@@ -154,13 +165,15 @@ class BoardPool:
                 break
             except TransientError as error:
                 self._note(f"{board.name}: {error.message}")
-                await pause(_AGAIN_S)
+                await anyio.sleep(_AGAIN_S)
         self._description = self._description or found.to_dict()
         slot.board, slot.lost = board, False
+        self._note_change()
 
     async def _look_after(self, slot: _Slot, board: DrivenBoard) -> None:
         """Check the board until its session, or the board itself, has to be replaced."""
         while not slot.lost:
-            await until(functools.partial(slot.is_due, time.monotonic() + _LOOK_S))
-            slot.lost = slot.lost or not board.look()
+            with anyio.move_on_after(_LOOK_S):
+                await self._until(lambda: slot.lost or None)
+            slot.lost = slot.lost or (not slot.busy and not board.look())
         slot.board = None

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import anyio
-
 from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind
 from farm.errors import LeaseOverError, TransientError, UnavailableError
+from farm.measure.blocking import start_loop
 from farm.values import Lease
 
 # Fields of a description that must not change with the board: code and figures would not fit another one.
@@ -36,7 +35,7 @@ def find_outage(tracker: Tracker | None) -> str:
     if tracker is None:
         return "the farm's services are not up yet"
     try:
-        anyio.run(tracker.fetch_summary, _TRACKER_TIMEOUT_S)
+        start_loop().call(tracker.fetch_summary, _TRACKER_TIMEOUT_S)
     except (TransientError, UnavailableError) as error:
         return f"the farm's services do not answer ({error.message})"
     return ""

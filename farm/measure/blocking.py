@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,31 +20,41 @@ from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 
 
-def start_loop() -> BlockingPortal:
-    """Return the loop, whose thread ends with the process. Raises TransientError where it cannot start."""
-    try:
-        return _start()
-    except (RuntimeError, OSError) as error:  # what Python makes of EAGAIN and ENOMEM
-        raise TransientError(f"a thread for boards cannot be started: {error}") from error
-
-
 @functools.cache
-def _start() -> BlockingPortal:
+def start_loop() -> BlockingPortal:
+    """Return the loop of sessions, whose thread ends with the process. Raises TransientError where it cannot start."""
+    return open_loop("farm-boards", contextlib.nullcontext)[0]
+
+
+def open_loop(
+    name: str, within: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> tuple[BlockingPortal, threading.Thread]:
+    """Start a thread with a loop, which runs in `within`, until its `stop`.
+
+    Raises what `within` raises, TransientError where there is no memory for a thread.
+    """
     started: Future[BlockingPortal] = Future()
 
     async def serve() -> None:
-        async with BlockingPortal() as portal:
-            started.set_result(portal)
-            await portal.sleep_until_stopped()
+        with within():
+            async with BlockingPortal() as portal:
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
 
     def run() -> None:
         try:
             anyio.run(serve)
-        except OSError as error:  # no descriptor is left
+        except BaseException as error:  # the edge of a thread
+            if started.done():
+                raise
             started.set_exception(error)
 
-    threading.Thread(target=run, name="farm-boards", daemon=True).start()
-    return started.result()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+        return started.result(), thread
+    except (RuntimeError, OSError) as error:  # what Python makes of EAGAIN and ENOMEM, or no descriptor is left
+        raise TransientError(f"a thread for boards cannot be started: {error}") from error
 
 
 class BlockingSession(Closing):

@@ -20,7 +20,6 @@ from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
 from farm.crew import calibration
 from farm.crew.calibration import MIN_SAMPLES
-from farm.crew.coroutines import on_loop, until
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening, running
 from farm.errors import (
@@ -95,7 +94,7 @@ class Prober:
         self.limits = HealthLimits()
         # By board type and architecture.
         self.found: dict[tuple[str, str], golden.GoldenKernel] = {}
-        self._busy = 0
+        self._turns = anyio.Semaphore(MOST_AT_ONCE)
 
     async def probe(self, store: Store, name: str) -> ProbeReport:
         """Probe a board and return the result; the lease is returned at any end.
@@ -104,9 +103,9 @@ class Prober:
         """
         began = time.monotonic()
         try:
-            await until(lambda: self._busy < MOST_AT_ONCE)
-            began = time.monotonic()
-            report = await self._probe(store, name)
+            async with self._turns:
+                began = time.monotonic()
+                report = await self._probe(store, name)
         except _SkippedError as skipped:
             report = _skip(name, str(skipped), skipped.busy)
         except FarmError as error:
@@ -116,7 +115,6 @@ class Prober:
     async def _probe(self, store: Store, name: str) -> ProbeReport:
         held = HeldBoard()
         lease: Lease | None = None
-        self._busy += 1
         try:
             lease = store.leases.acquire(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
             visit = _Visit(self, store, lease, held)
@@ -126,7 +124,6 @@ class Prober:
                 held.stop()  # before the lease is returned
             return visit.conclude(found)
         finally:
-            self._busy -= 1
             if lease is not None:
                 try:
                     store.leases.release(lease)
@@ -190,7 +187,7 @@ class _Visit:
     async def _look(self) -> Finding:
         """Connect and examine. Raises FarmError for faults of the board, or _SkippedError."""
         with _our_side():
-            keys = await on_loop(self._prober.tracker.fetch_keys)
+            keys = await self._prober.tracker.fetch_keys()
         if self._key not in keys:
             self._raise_if_other_type(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
@@ -258,7 +255,7 @@ class _Visit:
             known, kernels = self._prober.board_types.get(self._type), self._prober.kernels
             require = functools.partial(calibration.require_kernel, kernels, known, description.architecture)
             with _our_side():
-                found[about] = await on_loop(anyio.to_thread.run_sync, require)
+                found[about] = await anyio.to_thread.run_sync(require)
         return found[about]
 
     def _fetch_medians(

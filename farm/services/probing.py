@@ -12,7 +12,7 @@ from typing import Any
 
 from farm.connectivity.tracker import Tracker
 from farm.crew.calibration import KERNEL_FOLDER
-from farm.crew.crew import Crew, WorkStoppedError
+from farm.crew.crew import Crew
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
 from farm.search.build import golden
@@ -93,9 +93,8 @@ class Probing:
         answer.add_done_callback(lambda _: self._defer(lambda: self._on_answer(name, _to_report(name, answer))))
 
     def _require_crew(self) -> tuple[Crew, Prober]:
-        """Return the crew and its prober; new ones after an error, such as a store that could not be opened."""
-        if self._crew is None or self._prober is None or self._crew.is_over:
-            self.close()
+        """Return the crew and its prober. Raises what starting a crew raises, such as without a store."""
+        if self._crew is None or self._prober is None:
             kernels = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
             owner = f"probe@{socket.gethostname()}:{os.getpid()}"
             prober = Prober(Tracker(*self._tracker), kernels, load_board_types(), owner)
@@ -120,10 +119,12 @@ def skipped(board: str, seconds: float, reason: str) -> Report:
 
 
 def _to_report(name: str, answer: Answer) -> Report:
+    if answer.cancelled():
+        return skipped(name, 0.0, "the services end")
     error = answer.exception()
     if error is None:
         return answer.result().to_dict()
-    if not isinstance(error, FarmError | WorkStoppedError):
+    if not isinstance(error, FarmError):
         _log.error("probing %s", name, exc_info=error, extra={"board": name})
         return skipped(name, 0.0, f"a bug of the farm's: {error!r}")
-    return skipped(name, 0.0, str(error) or "the services end")
+    return skipped(name, 0.0, str(error))

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-import anyio
 import psutil
 import sqlalchemy as sa
 from sqlalchemy.util.concurrency import in_greenlet
 
 from device_agent.protocol import Status
 from farm.campaign.engine import builds, engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
-from farm.crew import coroutines, held_board
+from farm.crew import held_board, site
 from farm.search.build.build_cache import compiler_versions
 from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
@@ -46,13 +45,20 @@ UNTUNED_JSON = json.dumps({"candidate": "untuned", "latency_s": 0.01})
 ARGUMENTS = (((4,), "float32"),)
 
 
+class Reference(Future[Any]):
+    """In place of Ray's."""
+
+    def future(self) -> Future[Any]:
+        return self
+
+
 class Actor:
     """Serves calls in turn, each within `takes_s`; `dies` is the chance that a call kills it."""
 
     def __init__(self, played: World, of: Any, takes_s: float, dies: float) -> None:
         self._world, self._of, self._takes_s, self._dies = played, of, takes_s, dies
         self._free_s = 0.0
-        self._open: list[Future[Any]] = []
+        self._open: list[Reference] = []
         self._is_dead = False
 
     def __getattr__(self, name: str) -> Any:
@@ -65,9 +71,8 @@ class Actor:
         for reference in failed:
             reference.set_exception(_ERRORS.RayActorError())
 
-    def _call(self, work: Callable[..., Any], arguments: Sequence[Any]) -> Future[Any]:
-        reference, draw = Future[Any](), self._world.random
-        reference.add_done_callback(lambda _: coroutines.ring_all())
+    def _call(self, work: Callable[..., Any], arguments: Sequence[Any]) -> Reference:
+        reference, draw = Reference(), self._world.random
         self._open.append(reference)
         if self._is_dead:
             self.end()
@@ -76,7 +81,7 @@ class Actor:
         self._world.call_at(self._free_s, self._answer, reference, work, arguments, draw.random() < self._dies)
         return reference
 
-    def _answer(self, reference: Future[Any], work: Callable[..., Any], arguments: Sequence[Any], dies: bool) -> None:
+    def _answer(self, reference: Reference, work: Callable[..., Any], arguments: Sequence[Any], dies: bool) -> None:
         if dies:
             self.end()
         if not self._is_dead:
@@ -84,12 +89,12 @@ class Actor:
             reference.set_result(work(*arguments))
 
 
-def _wait(references: Sequence[Future[Any]], **_: Any) -> tuple[list[Future[Any]], list[Future[Any]]]:
+def _wait(references: Sequence[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
     return [each for each in references if each.done()], [each for each in references if not each.done()]
 
 
-def _put(value: Any) -> Future[Any]:
-    reference = Future[Any]()
+def _put(value: Any) -> Reference:
+    reference = Reference()
     reference.set_result(value)
     return reference
 
@@ -192,29 +197,6 @@ class PlayedDatabase(sqlite.SqliteDatabase):
         """Others use it."""
 
 
-class PlayedWaiter(world.PlayedEvent):
-    """In place of `coroutines.Waiter`."""
-
-    all: ClassVar[list[PlayedWaiter]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all.append(self)
-
-    def wait(self, timeout_s: float | None = None, references: Any = ()) -> bool:
-        super().wait(timeout_s)
-        self._event.clear()
-        return True
-
-    def close(self) -> None:
-        self.all.remove(self)
-
-    @classmethod
-    def ring_all(cls) -> None:
-        for each in cls.all:
-            each.set()
-
-
 class PlayedProcess:
     """In place of `psutil.Process`: a host is one."""
 
@@ -244,7 +226,6 @@ def replaced(
     def act(of: Callable[[], Any], takes_s: float) -> Any:
         return lambda _: Actor(played, of(), takes_s, dies)
 
-    PlayedWaiter.all.clear()
     PlayedProcess.hosts = hosts
     changes: dict[tuple[Any, str], Any] = {
         (time, "monotonic"): played.time,
@@ -253,15 +234,11 @@ def replaced(
         (time, "sleep"): lambda seconds: world.wait(asyncio.sleep(seconds)),
         (threading, "Thread"): world.Thread,
         (threading, "Event"): world.PlayedEvent,
-        (anyio, "run"): lambda work, *arguments: world.wait(work(*arguments)),
         (os, "getpid"): lambda: HOST.get().pid,
         (socket, "gethostname"): lambda: HOST.get().name,
         (psutil, "Process"): PlayedProcess,
         (held_board, "start_loop"): world.Portal,
-        (held_board, "ring_all"): PlayedWaiter.ring_all,
-        (coroutines, "ring_all"): PlayedWaiter.ring_all,
-        (coroutines, "Waiter"): PlayedWaiter,
-        (engine, "Waiter"): PlayedWaiter,
+        (site, "start_loop"): world.Portal,
         (engine, "is_expected"): lambda: False,
         (process, "is_expected"): lambda: False,
         (process, "StopSignal"): lambda: types.SimpleNamespace(arrived=False),

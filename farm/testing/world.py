@@ -243,13 +243,13 @@ async def _within(work: Awaitable[T], timeout_s: float | None) -> T | None:
 
 
 class PlayedEvent:
-    """In place of `threading.Event`, and of `crew.coroutines.Waiter`."""
+    """In place of `threading.Event`."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self.set, self.is_set = self._event.set, self._event.is_set
+        self.set, self.is_set, self.clear = self._event.set, self._event.is_set, self._event.clear
 
-    def wait(self, timeout: float | None = None, references: Any = ()) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         if not self.is_set():
             wait(self._event.wait(), timeout)
         return self.is_set()
@@ -273,12 +273,26 @@ class Thread:
             wait(asyncio.wait([self._task]), timeout)
 
 
+class PlayedFuture:
+    """In place of a task's `concurrent.futures.Future`."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self.done, self.cancelled, self.cancel = task.done, task.cancelled, task.cancel
+        self.add_done_callback = task.add_done_callback
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        return self._task.result() if self._task.done() else wait(asyncio.shield(self._task), timeout_s)
+
+
 class Portal:
     """In place of the `BlockingPortal` of sessions."""
 
-    def start_task_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
-        task = get_world().create_task(work(*arguments))
-        return types.SimpleNamespace(result=lambda timeout_s: wait(asyncio.shield(task), timeout_s))
+    def start_task_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> PlayedFuture:
+        return PlayedFuture(get_world().create_task(work(*arguments)))
+
+    def call(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+        return wait(work(*arguments))
 
 
 def get_world() -> World:

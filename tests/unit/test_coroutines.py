@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from farm.crew.coroutines import Loop, Promise, until
+from farm.campaign.verify.coroutines import Loop, Promise, until
 
 
 def test_a_coroutine_goes_on_once_what_it_waits_for_is_there() -> None:

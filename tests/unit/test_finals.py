@@ -15,7 +15,7 @@ from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Cont
 from farm.campaign.plan_estimate import estimate_final_s
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted
-from farm.crew.coroutines import Loop, Running
+from farm.campaign.verify.coroutines import Loop, Running
 from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec
 from farm.settings import Settings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.engine_board import AskedBack, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
+from farm.campaign.engine.engine_board import AskedBack, Bell, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import plan_choice
@@ -140,6 +140,8 @@ class BoardKeeping:
         self._host = host
         self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
+        # Rings once a board has answered.
+        self.bell = Bell()
         self._wanted: dict[str, str] = {}
         self._held: dict[str, EngineBoard] = {}
         self._paused: dict[str, float] = {}
@@ -270,7 +272,7 @@ class BoardKeeping:
         for name in names:
             host = self._host if tracker is None else None
             try:
-                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, host)
+                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, host)
             except _NOT_TAKEN as error:  # another user was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 

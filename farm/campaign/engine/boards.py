@@ -89,8 +89,7 @@ class EngineBoards(BoardKeeping, Closing):
             if held.over:
                 self._leave(held, held.over)
         for held in list(self._held.values()):
-            while held.name in self._held and held.session is not None and held.session.has_answer:
-                self._collect(held)
+            self._collect(held)
         for held in self._held.values():
             if held.connecting is None and not held.over and held.name in self._wanted.keys() - self._yielding:
                 self._reference_kernels.send_if_due(held)
@@ -119,24 +118,24 @@ class EngineBoards(BoardKeeping, Closing):
     # Collecting
 
     def _collect(self, held: EngineBoard) -> None:
-        """Take in an answer of a board's session."""
-        assert held.session is not None
-        number, ended = held.session.receive()
-        if number == held.connecting:
-            self._finish_connecting(held, ended)
-            return
-        call = next((each for each in held.calls if each.number == number), None)
-        if call is None:
-            return  # it was given up before
-        if ended is None or call.revoked:
-            held.calls.remove(call)
-            held.begin_next()
-            return
-        if isinstance(ended.result, FarmError):
-            outcome = held.blame.judge_error(ended.result)
-        else:
-            outcome = held.blame.judge(ended.result, ended.pin)
-        self._end_call(held, outcome, ended.board_s, ended.outputs)
+        """Take in what a board's session has answered, in order."""
+        if held.connecting is not None and held.connecting.done():
+            opened, held.connecting = held.connecting, None
+            self._finish_connecting(held, opened.result())
+        while held.connecting is None and held.name in self._held and held.calls:
+            call = held.calls[0]
+            if call.answer is None or not call.answer.done():
+                return
+            if call.revoked or call.answer.cancelled():
+                held.calls.popleft()
+                held.begin_next()
+                continue
+            ended = call.answer.result()
+            if isinstance(ended.result, FarmError):
+                outcome = held.blame.judge_error(ended.result)
+            else:
+                outcome = held.blame.judge(ended.result, ended.pin)
+            self._end_call(held, outcome, ended.board_s, ended.outputs)
 
     def _end_call(
         self, held: EngineBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None
@@ -191,9 +190,8 @@ class EngineBoards(BoardKeeping, Closing):
                 self._store.boards.save_description(held.name, held.description or {}, simulated=False)
             self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
-    def _finish_connecting(self, held: EngineBoard, ended: Ended | None) -> None:
-        held.connecting = None
-        error = ended.result if ended is not None else InternalError("it was not opened")
+    def _finish_connecting(self, held: EngineBoard, ended: Ended) -> None:
+        error = ended.result
         if not isinstance(error, FarmError):
             held.description = error.to_dict()
             held.begin_next()

@@ -27,7 +27,6 @@ from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
-from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -144,7 +143,6 @@ class CampaignEngine:
         self.active: dict[str, Active] = self._orders.active
         self._works: dict[tuple[v.TaskKey, str], Work] = {}
         self._wake_s: float | None = None
-        self._waiting = Waiter()
 
     def prepare(self, on_host: bool) -> None:
         """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
@@ -167,11 +165,10 @@ class CampaignEngine:
             self._orders.report(self._state, self._roster, self._verifying)
             if idle and not self._verifying.busy and not expected:
                 return
-            self._waiting.wait(_TICK_S, [*self._compilers.pending, *self._searches.pending])
+            self._boards.bell.wait(_TICK_S, [*self._compilers.pending, *self._searches.pending])
 
     def close(self) -> None:
         """End searches and drop campaigns."""
-        self._waiting.close()
         self._verifying.close()
         self._searches.close_all()
         self._orders.release()

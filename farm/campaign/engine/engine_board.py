@@ -8,8 +8,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import OperatingPoint, Outcome
@@ -17,7 +19,7 @@ from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import Blame
 from farm.crew.health import Kind
-from farm.crew.held_board import Address, HeldBoard, Job, Request, opening
+from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening
 from farm.crew.leased_board import LeasedBoard
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays
@@ -88,18 +90,42 @@ BoardEvent = Arrived | Left | AskedBack | TrialMeasured | Ran
 REQUEST_TIMEOUT_S = 30.0
 
 
+class Bell:
+    """Has the engine's thread wait until something happened. Used by it alone, but for `ring`."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+        self._waited_for: frozenset[Any] = frozenset()
+
+    def ring(self, _: object = None) -> None:
+        """End the wait, or the next one."""
+        self._rung.set()
+
+    def wait(self, timeout_s: float, references: Collection[Any] = ()) -> None:
+        """Wait until `ring` was called, a Ray reference is done or the time is over.
+
+        A `ring` whose cause was handled already ends the wait, too.
+        """
+        now = frozenset(references)
+        for reference in now - self._waited_for:
+            reference.future().add_done_callback(self.ring)
+        self._waited_for = now
+        self._rung.wait(timeout_s)
+        self._rung.clear()
+
+
 @dataclasses.dataclass
 class Call:
     """A call to a board. `key` is the caller's (`kind` says of what), `job` what is done at `point`.
 
-    `number` is the session's; `began_s` (monotonic) is when it became first in the queue.
+    `answer` is the session's; `began_s` (monotonic) is when it became first in the queue.
     """
 
     kind: str
     key: Any
     point: OperatingPoint
     job: Job
-    number: int = 0
+    answer: Future[Ended] | None = None
     began_s: float | None = None
     revoked: bool = False
 
@@ -113,13 +139,14 @@ class EngineBoard(LeasedBoard):
         row: BoardInfo,
         tracker: Tracker | None,
         purpose: str,
+        bell: Bell,
         host: HostBoard | None = None,
     ) -> None:
-        """Take the lease and begin to open a session, without waiting.
+        """Take the lease and begin to open a session, without waiting. Each answer rings `bell`.
 
         `host` is this machine where it is the board; its tracker is used then. Raises what `LeasedBoard` raises.
         """
-        self.host, self._tracker = host, tracker
+        self.host, self._tracker, self._bell = host, tracker, bell
         self.board_type, self.labels = row.board_type, dict(row.labels)
         # When it was taken (monotonic, s), and the store's mark then (`store.trials.fetch_mark`).
         self.taken_at, self.taken_mark = time.monotonic(), store.trials.fetch_mark()
@@ -156,16 +183,16 @@ class EngineBoard(LeasedBoard):
         if self.session is not None:
             self.session.hang_up()
         self.session = HeldBoard()
-        self.connecting: int | None = self._ask(opening(REQUEST_TIMEOUT_S))
+        self.connecting: Future[Ended] | None = self._ask(opening(REQUEST_TIMEOUT_S))
         for call in list(self.calls):
             if call.revoked:
                 self.calls.remove(call)
             else:
-                call.number, call.began_s = self._ask(call.job, call.point), None
+                call.answer, call.began_s = self._ask(call.job, call.point), None
 
     def send(self, call: Call) -> None:
         """Queue a call."""
-        call.number = self._ask(call.job, call.point)
+        call.answer = self._ask(call.job, call.point)
         self.calls.append(call)
         self.begin_next()
 
@@ -174,16 +201,19 @@ class EngineBoard(LeasedBoard):
         if self.calls and self.calls[0].began_s is None and self.connecting is None:
             self.calls[0].began_s = time.monotonic()
 
-    def _ask(self, job: Job, point: OperatingPoint | None = None) -> int:
+    def _ask(self, job: Job, point: OperatingPoint | None = None) -> Future[Ended]:
         assert self.session is not None  # since `__init__`
         reopen_s = None if point is None else REQUEST_TIMEOUT_S
-        return self.session.ask(Request(Address(self.tracker, self.key, self.lease), job, point, reopen_s, self._like))
+        where = Address(self.tracker, self.key, self.lease)
+        answer = self.session.ask(Request(where, job, point, reopen_s, self._like))
+        answer.add_done_callback(self._bell.ring)
+        return answer
 
     def revoke(self, call: Call) -> None:
         """Take a call back, begun or not."""
         call.revoked = True
-        if self.session is not None:
-            self.session.revoke(call.number)
+        if call.answer is not None:
+            call.answer.cancel()
 
     def observe(self, kind: Kind, detail: str) -> None:
         if self.host is None:

@@ -29,8 +29,8 @@ from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
 from farm.campaign.plan_estimate import find_final_s
 from farm.campaign.verify import final_rules
+from farm.campaign.verify.coroutines import Loop, Promise, until
 from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, ModelWanted, Outbox, RunWanted
-from farm.crew.coroutines import Loop, Promise, until
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs

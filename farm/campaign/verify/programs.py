@@ -28,7 +28,7 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from farm.artifacts.verify import OutputComparison, compare
-from farm.crew.coroutines import Loop, Promise, Running, until
+from farm.campaign.verify.coroutines import Loop, Promise, Running, until
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays, read_arguments
 from farm.search import gpus

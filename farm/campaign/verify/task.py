@@ -13,8 +13,8 @@ from typing import Any
 
 from device_agent.protocol import Energy, EnergySpec, FaultSide, OperatingPoint, Outcome, Status
 from farm.campaign.verify import objectives
+from farm.campaign.verify.coroutines import until
 from farm.campaign.verify.programs import Failure, Program, RecordKey
-from farm.crew.coroutines import until
 from farm.errors import InternalError
 from farm.points.values import Objective
 from farm.search.families import rule

@@ -17,6 +17,7 @@ from typing import Any
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import objectives, programs
+from farm.campaign.verify.coroutines import Loop, Running, until
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal, VerificationResult
 from farm.campaign.verify.programs import (
@@ -30,7 +31,6 @@ from farm.campaign.verify.programs import (
     RunWanted,
 )
 from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
-from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
 from farm.points.values import Objective

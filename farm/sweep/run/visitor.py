@@ -6,13 +6,13 @@ The conductor decides what comes next; `farm.crew` has the boards.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping
 
+import anyio
+
 from device_agent.protocol import Outcome
 from farm.crew import visits
-from farm.crew.coroutines import pause, until
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
@@ -29,6 +29,8 @@ _MAX_LOSSES = 3
 _TRIES = 3
 # The pause while another client pins the clocks.
 _PAUSE_S = 1.0
+# How often to look whether another board's visit has led to work for this one.
+_LOOK_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,9 @@ class Visitor:
         losses = 0
         while True:
             name = board.name
-            [task] = await until(functools.partial(self._conductor.find_next, name))
+            while not (found := self._conductor.find_next(name)):
+                await anyio.sleep(_LOOK_S)
+            [task] = found
             if task is None:
                 return
             try:
@@ -108,7 +112,7 @@ class Visitor:
 
     async def _find_again(self, board: DrivenBoard, error: TransientError) -> None:
         if not isinstance(error, BoardLostError):
-            await pause(_PAUSE_S)
+            await anyio.sleep(_PAUSE_S)
             return
         before = board.name
         await board.open()

@@ -1,71 +1,14 @@
 """Poll-based coroutines: each awaits a predicate, and `Loop.run` resumes those whose predicate holds.
 
-Nothing here blocks. The engine's loop, which waits for Ray, or a crew's thread polls them.
+Nothing here blocks: the engine runs them between its other work, and their order is always the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
-import threading
-import time
 import types
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
-
-from farm.measure.blocking import start_loop
-
-_waiters: set[Waiter] = set()
-_lock = threading.Lock()
-
-
-def ring_all() -> None:
-    """Ring all waiters of this process: a board has an answer. From any thread."""
-    with _lock:
-        waiters = list(_waiters)
-    for each in waiters:
-        each.ring()
-
-
-class Waiter:
-    """Self-pipe wake-up for a thread that polls. Used by one thread, but for `ring`."""
-
-    def __init__(self) -> None:
-        self._ears, self._bell = socket.socketpair()
-        with _lock:
-            _waiters.add(self)
-        self._ears.setblocking(False)
-        self._bell.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._ears, select.POLLIN)
-        self._waited_for: frozenset[Any] = frozenset()
-
-    def wait(self, timeout_s: float, references: Collection[Any] = ()) -> None:
-        """Wait until `ring` was called, a board answered, a Ray reference is done or the time is over.
-
-        A `ring` whose cause was handled already ends the wait, too.
-        """
-        now = frozenset(references)
-        for reference in now - self._waited_for:
-            reference.future().add_done_callback(self.ring)
-        self._waited_for = now
-        if self._poll.poll(timeout_s * 1e3):
-            self._ears.recv(4096)
-
-    def close(self) -> None:
-        """Close the pipe; `ring` then does nothing. Safe to call twice."""
-        with _lock:
-            _waiters.discard(self)
-        self._ears.close()
-        self._bell.close()
-
-    def ring(self, _: object = None) -> None:
-        """End the wait, or the next one. A full pipe wakes already, a closed one has no reader."""
-        with contextlib.suppress(OSError):
-            self._bell.send(b"!")
-
 
 T = TypeVar("T")
 Find = Callable[[], Any]
@@ -75,19 +18,6 @@ Find = Callable[[], Any]
 def until(find: Callable[[], T | None]) -> Generator[Find, T, T]:
     """Wait until `find` returns a value (not None or False), and return that; or raise its error."""
     return (yield find)
-
-
-async def pause(seconds: float) -> None:
-    """Wait for `seconds`."""
-    over_s = time.monotonic() + seconds
-    await until(lambda: time.monotonic() >= over_s)
-
-
-async def on_loop(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Await `work` on the loop of sessions. Raises what it raises, TransientError where the loop cannot start."""
-    future: Future[T] = start_loop().start_task_soon(work, *arguments)
-    await until(future.done)
-    return future.result()
 
 
 class Promise(Generic[T]):
