@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 from unittest import mock
 
@@ -174,26 +176,25 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
     orders = [(probe.name, measuring(probe.with_threads(threads), probe.library)) for probe in probes]
 
     class ProbedBoard(HeldBoard):
-        """Puts a probe in front of trials, and keeps what came of it; the engine knows nothing of its number."""
+        """Puts a probe in front of trials, and keeps what came of it; the engine knows nothing of it."""
 
         def __init__(self) -> None:
             super().__init__()
-            self._trials, self._asked = 0, dict[int, str]()
+            self._trials = 0
 
-        def ask(self, request: Request) -> int:
+        def ask(self, request: Request) -> Future[Ended]:
             if request.job in trials:
                 if self._trials % every == 0:
                     name, probe = orders[self._trials // every % len(orders)]
-                    self._asked[super().ask(dataclasses.replace(request, job=probe))] = name
+                    asked = super().ask(dataclasses.replace(request, job=probe))
+                    asked.add_done_callback(functools.partial(note_probe, name))
                 self._trials += 1
             return super().ask(request)
 
-        def receive(self) -> tuple[int, Ended | None]:
-            number, ended = super().receive()
-            name, found = self._asked.pop(number, None), getattr(ended, "result", None)
-            if name is not None and isinstance(found, Outcome) and (latency := median_s(found)) is not None:
-                into.busy.append((name, latency))
-            return number, ended
+    def note_probe(name: str, asked: Future[Ended]) -> None:
+        found = None if asked.cancelled() else asked.result().result
+        if isinstance(found, Outcome) and (latency := median_s(found)) is not None:
+            into.busy.append((name, latency))
 
     trials: set[Job] = set()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from farm.crew.coroutines import Loop, until
+import anyio
+
 from farm.crew.leased_site import FleetSite
 
 T = TypeVar("T")
@@ -14,25 +14,20 @@ T = TypeVar("T")
 
 def await_here(work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
     """What comes of it. Raises what it raises."""
-    loop, results = Loop(), list[T]()
 
-    async def note() -> None:
-        results.append(await work)
+    async def limited() -> T:
+        with anyio.fail_after(timeout_s):
+            return await work
 
-    job = loop.start(note())
-    deadline = time.monotonic() + timeout_s
-    while not job.is_over:
-        assert time.monotonic() < deadline, "it did not end"
-        loop.run()
-        time.sleep(0.01)
-    return results[0]
+    return anyio.run(limited)
 
 
 def take(site: FleetSite) -> FleetSite:
     """The site, once it has a board. Raises what it raises where there is none."""
 
     async def wait() -> FleetSite:
-        await until(lambda: not site.ensure_alive() and site.has_board)
+        while site.ensure_alive() or not site.has_board:
+            await anyio.sleep(0.01)
         return site
 
     return await_here(wait())

@@ -21,7 +21,6 @@ from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left,
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
-from farm.crew.coroutines import Waiter
 from farm.crew.health import Kind, Observation
 from farm.settings import Settings
 from farm.store import Store
@@ -50,7 +49,6 @@ class Bench:
         self.crew, self.store, self.agents, self.notes = crew, store, agents, notes
         self.events: list[BoardEvent] = []
         self.numbers = iter(range(1, 10_000))
-        self.waiter = Waiter()
 
     def wait_for(self, condition: Callable[[BoardEvent], bool], what: str) -> Any:
         """Poll until such an event comes; returns it, and forgets it."""
@@ -64,7 +62,7 @@ class Bench:
             self.wait()
 
     def wait(self) -> None:
-        self.waiter.wait(0.1)
+        self.crew.bell.wait(0.1)
         self.events += self.crew.poll()
 
     def measure(self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT) -> int:

@@ -13,9 +13,9 @@ import pytest
 from device_agent.protocol import Layer, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
 from farm.campaign.plan_estimate import estimate_final_s
+from farm.campaign.verify.coroutines import Loop, Running
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted
-from farm.campaign.verify.coroutines import Loop, Running
 from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec
 from farm.settings import Settings
