@@ -190,11 +190,11 @@ class BoardKeeping:
         for thread in self._closing:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> bool:
         """Leave boards that are unfit or no longer wanted, and take free ones; at most once an interval."""
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
         if now < self._look_at:
-            return
+            return False
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
         self._look_at = now + _LOOK_S
         self._look_after_host()
         rows = {row.name: row for row in self._store.boards.fetch()}
@@ -212,6 +212,7 @@ class BoardKeeping:
             elif held.name in self._yielding and not held.calls:
                 self._leave(held, "another user of the queue gets it")
         self._take(rows)
+        return True
 
     def _note_asked_back(self) -> None:
         """Report boards that another user gets next."""

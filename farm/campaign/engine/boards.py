@@ -84,16 +84,18 @@ class EngineBoards(BoardKeeping, Closing):
         )
 
     def poll(self) -> list[BoardEvent]:
-        """Report events since the last call. Never waits, but for the store."""
-        for held in list(self._held.values()):
-            if held.over:
-                self._leave(held, held.over)
-        for held in list(self._held.values()):
-            self._collect(held)
-        for held in self._held.values():
-            if held.connecting is None and not held.over and held.name in self._wanted.keys() - self._yielding:
-                self._reference_kernels.send_if_due(held)
-        self._look(time.monotonic())
+        """Report events since the last call. Never waits, but for the store.
+
+        It touches only boards that have answered, but at each look: there may be a thousand.
+        """
+        while self.bell.answered:
+            held = self.bell.answered.popleft()
+            if self._held.get(held.name) is held:
+                self._collect(held)
+                self._send_reference_kernel(held)
+        if self._look(time.monotonic()):
+            for held in list(self._held.values()):
+                self._send_reference_kernel(held)
         events, self._events = self._events, []
         return events
 
@@ -167,9 +169,13 @@ class EngineBoards(BoardKeeping, Closing):
             self._store.events.add("stopped", held.key, "its agent did not answer")
             self._look_at = 0.0
 
+    def _send_reference_kernel(self, held: EngineBoard) -> None:
+        if held.connecting is None and not held.over and held.name in self._wanted and held.name not in self._yielding:
+            self._reference_kernels.send_if_due(held)
+
     def _judge_reference_kernels(self, ran: EngineBoard) -> None:
         """Leave boards that drift: a run may speak of its own board or change what others are compared with."""
-        for held in [each for each in self._held.values() if each.board_type == ran.board_type]:
+        for held in [self._held[name] for name in self._reference_kernels.list_suspects(ran) if name in self._held]:
             verdict = self._reference_kernels.find_drifting(held)
             if verdict is not None:
                 since = held.taken_at if verdict.since is None else verdict.since

@@ -91,14 +91,23 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class Bell:
-    """Has the engine's thread wait until something happened. Used by it alone, but for `ring`."""
+    """Has the engine's thread wait until something happened. Used by it alone, but for `ring` and `note`.
+
+    `answered` are the boards that have answered since they were taken from it.
+    """
 
     def __init__(self) -> None:
+        self.answered: collections.deque[EngineBoard] = collections.deque()
         self._rung = threading.Event()
         self._waited_for: frozenset[Any] = frozenset()
 
     def ring(self, _: object = None) -> None:
         """End the wait, or the next one."""
+        self._rung.set()
+
+    def note(self, board: EngineBoard) -> None:
+        """Have the engine look at a board."""
+        self.answered.append(board)
         self._rung.set()
 
     def wait(self, timeout_s: float, references: Collection[Any] = ()) -> None:
@@ -206,7 +215,7 @@ class EngineBoard(LeasedBoard):
         reopen_s = None if point is None else REQUEST_TIMEOUT_S
         where = Address(self.tracker, self.key, self.lease)
         answer = self.session.ask(Request(where, job, point, reopen_s, self._like))
-        answer.add_done_callback(self._bell.ring)
+        answer.add_done_callback(lambda _: self._bell.note(self))
         return answer
 
     def revoke(self, call: Call) -> None:

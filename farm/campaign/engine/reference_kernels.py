@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import logging
 import math
 import statistics
@@ -28,6 +29,9 @@ _RECENT, _KEPT = 5, 60
 # Runs by which a slow board is confirmed, and other boards of its type that run along: a slow-down of all of them is
 # the machine's or the room's.
 _SETTLING_RUNS, _WITNESSES = 10, 4
+# A board is compared with so many others at most, those that ran the kernel first: more would say no more. After a run
+# of a board, all are judged where they are few, since it is one of those that each is compared with.
+_MOST_OTHERS, _FEW = 30, 8
 # Medians repeat no better than this on a quiet board. The first value is for few runs, which may agree by chance (our
 # choice, conservative).
 _NOISE_FLOOR_FEW, _NOISE_FLOOR, _MANY = 0.03, 0.01, 20
@@ -95,7 +99,8 @@ def judge_board(board: str, runs: Mapping[str, Sequence[ReferenceRun]], toleranc
     not judged: the room may have changed.
     """
     mine = list(runs.get(board, ()))
-    others = [list(each)[-_RECENT:] for name, each in runs.items() if name != board and each]
+    found = (list(each)[-_RECENT:] for name, each in runs.items() if name != board and each)
+    others = list(itertools.islice(found, _MOST_OTHERS))
     if not mine or not others:
         return DriftVerdict()
     reference_s = statistics.median(statistics.median(run.median_s for run in each) for each in others)
@@ -206,6 +211,10 @@ class ReferenceBook:
         """Whether more runs of a board are needed before it is trusted."""
         return board in self._asked or 0 < len(self._slow.get(board, ())) < _SETTLING_RUNS
 
+    def list_suspects(self, ran: str) -> list[str]:
+        """List the boards to judge after a run of `ran`: it, and those whose latest runs were slow; or all of a few."""
+        return list(dict.fromkeys([ran, *(self._runs if len(self._runs) <= _FEW else self._slow)]))
+
     def judge(self, board: str) -> DriftVerdict:
         return judge_board(board, self._runs)
 
@@ -238,7 +247,7 @@ class ReferenceBook:
         if board in self._slow:
             return len(self._slow[board]) < _SETTLING_RUNS
         for slow, times in self._slow.items():
-            if board in sorted(self._runs.keys() - {slow})[:_WITNESSES]:
+            if board in itertools.islice((name for name in self._runs if name != slow), _WITNESSES):
                 mine = sum(run.at >= times[0] for run in self._runs[board])
                 if mine < min(len(times), _SETTLING_RUNS):
                     return True
@@ -324,6 +333,11 @@ class ReferenceKernels:
             kernel.failures += 1
             if kernel.failures >= _MOST_FAILURES:
                 del self._reference_kernels[held.board_type]
+
+    def list_suspects(self, ran: EngineBoard) -> list[str]:
+        """List the boards to judge after a run of `ran`, which is among them."""
+        kernel = self._reference_kernels.get(ran.board_type)
+        return [ran.name] if kernel is None else kernel.book.list_suspects(ran.name)
 
     def find_drifting(self, held: EngineBoard) -> DriftVerdict | None:
         """Return the verdict on a board that drifts, and forget its runs. The caller leaves the board."""
