@@ -30,6 +30,8 @@ from farm.values import BoardRequest, State, WorkKind
 _TTL_S = 30.0
 # How often to look for free boards and at the health of those held.
 _LOOK_S = 0.5
+# A look reads all boards: the next one comes after this many times as long as one took.
+_REST = 10.0
 # For releasing all leases at the engine's end; leases left after that expire.
 _CLOSE_TIMEOUT_S = 4.0
 # What taking a board may raise; any other error is a bug and ends the engine.
@@ -212,6 +214,8 @@ class BoardKeeping:
             elif held.name in self._yielding and not held.calls:
                 self._leave(held, "another user of the queue gets it")
         self._take(rows)
+        if self._look_at:
+            self._look_at = max(self._look_at, now + _REST * (time.monotonic() - now))
         return True
 
     def _note_asked_back(self) -> None:
@@ -270,10 +274,11 @@ class BoardKeeping:
 
     def _lease(self, names: Collection[str], rows: Mapping[str, BoardInfo], tracker: Tracker | None) -> None:
         """Lease boards at a tracker; None: this machine."""
+        mark = self._store.trials.fetch_mark()
         for name in names:
             host = self._host if tracker is None else None
             try:
-                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, host)
+                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, mark, host)
             except _NOT_TAKEN as error:  # another user was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 

@@ -149,16 +149,18 @@ class EngineBoard(LeasedBoard):
         tracker: Tracker | None,
         purpose: str,
         bell: Bell,
+        mark: int,
         host: HostBoard | None = None,
     ) -> None:
         """Take the lease and begin to open a session, without waiting. Each answer rings `bell`.
 
-        `host` is this machine where it is the board; its tracker is used then. Raises what `LeasedBoard` raises.
+        `mark` is the store's now (`store.trials.fetch_mark`). `host` is this machine where it is the board; its tracker
+        is used then. Raises what `LeasedBoard` raises.
         """
         self.host, self._tracker, self._bell = host, tracker, bell
         self.board_type, self.labels = row.board_type, dict(row.labels)
-        # When it was taken (monotonic, s), and the store's mark then (`store.trials.fetch_mark`).
-        self.taken_at, self.taken_mark = time.monotonic(), store.trials.fetch_mark()
+        # When it was taken (monotonic, s), and the store's mark then.
+        self.taken_at, self.taken_mark = time.monotonic(), mark
         _ = self.tracker  # raises before the lease is taken
         find_tracker = (lambda: tracker) if host is None else None
         kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue
