@@ -247,7 +247,7 @@ class PlayedEvent:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self.set, self.is_set = self._event.set, self._event.is_set
+        self.set, self.is_set, self.clear = self._event.set, self._event.is_set, self._event.clear
 
     def wait(self, timeout: float | None = None, references: Any = ()) -> bool:
         if not self.is_set():
