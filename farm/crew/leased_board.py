@@ -1,4 +1,4 @@
-"""One board under one lease: take, keep on a thread that renews it, check, observe, return.
+"""One board under one lease: take, keep while one thread renews all of this process, check, observe, return.
 
 `choice` selects boards; `held_board` has the session. What follows a loss is the holder's to decide; the board's agent
 refuses it from then on.
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
@@ -24,8 +25,9 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.site import find_outage
 from farm.errors import FarmError, LeaseOverError, TransientError, UsageError
 from farm.processes.machine import name_coordinator, name_user
+from farm.settings import StoreLocation
 from farm.store import Store
-from farm.store.leases import LEASE_TTL_S
+from farm.store.leases import LEASE_TTL_S, make_over
 from farm.types.documents import BoardInfo
 from farm.values import Lease, WorkKind
 
@@ -75,88 +77,145 @@ class LeaseKeeper(Closing):
     """Holds one lease until `close`. Use as a context manager.
 
     `lost` is set, with the `reason`, when the lease ends early: by force, not renewed in time, or without a reachable
-    store until it lapsed. The thread has its own store and starts no processes.
+    store until it lapsed.
     """
 
-    def __init__(self, open_store: Callable[[], Store], lease: Lease, *, ours: bool = True) -> None:
+    def __init__(self, location: StoreLocation, lease: Lease, *, ours: bool = True) -> None:
         """`ours`: it is renewed and returned; a person's reservation is only watched."""
-        self._open_store, self._ours = open_store, ours
+        self.lease, self.ours = lease, ours
+        self.lost, self.closed = threading.Event(), threading.Event()
+        self.reason, self.is_wanted = "", True
         self._every_s = (lease.ttl_s if ours else min(lease.ttl_s, LEASE_TTL_S)) / _RENEWALS_PER_TTL
-        self._lease = lease
-        self._renewed_at = time.monotonic()
-        self._wanted = threading.Event()
-        self.lost = threading.Event()
-        self.reason = ""
-        self._thread = threading.Thread(target=self._keep, name=f"farm-lease-{lease.board}", daemon=True)
-        self._thread.start()
-
-    @property
-    def lease(self) -> Lease:
-        """The lease, as last renewed."""
-        return self._lease
+        self.note_renewal(lease, time.monotonic())
+        self._renewals = _Renewals.add(location, self)
 
     def close(self) -> None:
         """Return the lease, if it is still ours. Safe to call twice."""
-        self._wanted.set()
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        self.is_wanted = False
+        self._renewals.changed.set()
+        self.closed.wait(_CLOSE_TIMEOUT_S)
 
     def find_end(self, store: Store) -> str:
-        """Ask `store` why the lease is over; "" where it is not. Not for the keeper's own thread."""
+        """Ask `store` why the lease is over; "" where it is not."""
         if self.lost.is_set():
             return self.reason
-        try:
-            self._renew(store)
-        except LeaseOverError as error:
-            return error.message
-        except TransientError:  # the store is busy; the keeper will know
-            pass
+        with contextlib.suppress(TransientError):  # the store is busy; the thread will know
+            if not (renewed := _renew(store, [self])):
+                return make_over(self.lease).message
+            self.lease = renewed[self]
         return ""
 
-    def _renew(self, store: Store) -> None:
-        if self._ours:
-            self._lease = store.leases.renew(self._lease)
-        else:
-            store.leases.require(self._lease)
+    def note_renewal(self, lease: Lease, at_s: float) -> None:
+        self.lease, self._renewed_at = lease, at_s
+        self.due_at = at_s + self._every_s
 
-    def _keep(self) -> None:
-        with contextlib.ExitStack() as stack:
-            store: Store | None = None
-            pause_s = self._every_s
-            while not self._wanted.wait(pause_s):
-                pause_s = self._every_s
-                began = time.monotonic()
-                try:
-                    store = store or stack.enter_context(self._open_store())
-                    self._renew(store)
-                    self._renewed_at = began
-                except FarmError as error:
-                    if self._is_over(error):
-                        self._lose(error.message)
-                        return
-                    self._warn("lease %d of %s: %s; trying again", self._lease.token, self._lease.board, error)
-                    pause_s = min(_RETRY_S, self._lease.ttl_s / _RETRIES_PER_TTL)
-            if not self._ours:
-                return
-            try:
-                store = store or stack.enter_context(self._open_store())
-                store.leases.release(self._lease)
-            except FarmError as error:  # then it expires
-                self._warn("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
+    def give_back(self, store: Store) -> None:
+        if self.ours:
+            store.leases.release(self.lease)
+        self.closed.set()
 
-    def _is_over(self, error: FarmError) -> bool:
-        """Whether the store said so, or the lease has lapsed while the store could not be asked.
+    def note_failure(self, error: FarmError, is_wanted: bool) -> None:
+        """Give up the return of an unwanted lease; retry a due renewal soon, until the lease has lapsed.
 
         Both clocks run alike but on a machine that sleeps; then the store knows.
         """
-        return isinstance(error, LeaseOverError) or time.monotonic() - self._renewed_at >= self._lease.ttl_s
+        now = time.monotonic()
+        if not is_wanted:  # then it expires
+            self.closed.set()
+            self.warn("lease %d of %s is not given back: %s", self.lease.token, self.lease.board, error)
+        elif now - self._renewed_at >= self.lease.ttl_s:
+            self.lose(error.message)
+        elif now >= self.due_at:
+            self.warn("lease %d of %s: %s; trying again", self.lease.token, self.lease.board, error)
+            self.due_at = now + min(_RETRY_S, self.lease.ttl_s / _RETRIES_PER_TTL)
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
         self.reason = reason
         self.lost.set()
-        self._warn("board %s is no longer ours: %s", self._lease.board, reason)
+        self.closed.set()
+        self.warn("board %s is no longer ours: %s", self.lease.board, reason)
 
-    def _warn(self, text: str, *values: object) -> None:
-        _log.warning(text, *values, extra={"board": self._lease.board})
+    def warn(self, text: str, *values: object) -> None:
+        _log.warning(text, *values, extra={"board": self.lease.board})
+
+
+class _Renewals:
+    """Renews what this process holds in one store: all leases at once, on one thread with its own store.
+
+    The thread starts no processes, and ends when nothing is held.
+    """
+
+    _all: ClassVar[dict[tuple[int, StoreLocation], _Renewals]] = {}
+    _lock = threading.Lock()  # for `_all` and `_kept`; never held while waiting
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._key = os.getpid(), location  # a fork has no threads of its parent
+        self._kept: list[LeaseKeeper] = []
+        self.changed = threading.Event()
+
+    @classmethod
+    def add(cls, location: StoreLocation, keeper: LeaseKeeper) -> _Renewals:
+        new = cls(location)
+        with cls._lock:
+            found = cls._all.get(new._key, new)
+            if found is new:
+                threading.Thread(target=new._run, name="farm-leases", daemon=True).start()
+                cls._all[new._key] = new
+            found._kept.append(keeper)
+        found.changed.set()
+        return found
+
+    def _run(self) -> None:
+        store: Store | None = None
+        with contextlib.ExitStack() as stack:
+            while kept := self._list_kept():
+                pause_s = min(each.due_at for each in kept) - time.monotonic()
+                wanted = dict.fromkeys(each for each in kept if each.is_wanted)  # in order
+                if pause_s > 0 and len(wanted) == len(kept):
+                    self.changed.wait(pause_s)
+                    self.changed.clear()
+                    continue
+                try:
+                    store = store or stack.enter_context(Store(self._key[1]))
+                    if pause_s <= 0:
+                        _renew_or_lose(store, wanted)
+                    for each in kept:
+                        if each not in wanted:
+                            each.give_back(store)
+                except FarmError as error:
+                    for each in kept:
+                        if not each.closed.is_set():
+                            each.note_failure(error, each in wanted)
+                except Exception as error:  # noqa: BLE001 - edge: a holder must learn that its lease will lapse
+                    _log.exception("leases are no longer renewed")
+                    for each in kept:
+                        each.lose(f"{type(error).__name__}: {error}")
+
+    def _list_kept(self) -> list[LeaseKeeper]:
+        """What is held; where it is nothing, the thread must end."""
+        with self._lock:
+            self._kept = [each for each in self._kept if not each.closed.is_set()]
+            if not self._kept:
+                del self._all[self._key]
+            return list(self._kept)
+
+
+def _renew(store: Store, kept: Collection[LeaseKeeper]) -> dict[LeaseKeeper, Lease]:
+    """Renew leases that are ours, and look up the others; return those that are not over."""
+    ours, others = ({each: each.lease for each in kept if each.ours is ours} for ours in (True, False))
+    renewed = store.leases.renew_all(list(ours.values())) if ours else {}
+    renewed |= {lease: lease for lease in (store.leases.find_held(list(others.values())) if others else ())}
+    return {each: renewed[lease] for each, lease in (ours | others).items() if lease in renewed}
+
+
+def _renew_or_lose(store: Store, kept: Collection[LeaseKeeper]) -> None:
+    began = time.monotonic()
+    renewed = _renew(store, kept)
+    for each in kept:
+        if each in renewed:
+            each.note_renewal(renewed[each], began)
+        else:
+            each.lose(make_over(each.lease).message)
 
 
 class LeasedBoard:
@@ -187,7 +246,7 @@ class LeasedBoard:
         )
         taken = functools.partial(store.leases.acquire, self.name, name_owner(), purpose)
         lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
-        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease, ours=reserved is None)
+        self._keeper = LeaseKeeper(store.location, lease, ours=reserved is None)
         with contextlib.ExitStack() as undo:
             undo.callback(self._keeper.close)
             store.events.add("board_taken", key, f"lease {lease.token}, {purpose}")

@@ -59,7 +59,7 @@ class StoreHold:
                     if time.monotonic() > deadline:
                         raise
             time.sleep(_LOOK_S)
-        with LeaseKeeper(self._open_store, lease):
+        with LeaseKeeper(store.location, lease):
             yield
 
 

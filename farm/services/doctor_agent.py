@@ -193,7 +193,7 @@ class AgentHops:
                         "What follows needs the board alone: try again when it is free.",
                     ) from error
             time.sleep(_LOOK_S)
-        self._stack.enter_context(LeaseKeeper(lambda: Store(self._store.location), self._lease))
+        self._stack.enter_context(LeaseKeeper(self._store.location, self._lease))
         return f"number {self._lease.token}"
 
     def _agent(self) -> str:

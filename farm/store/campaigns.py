@@ -248,11 +248,9 @@ class Campaigns(StorePart):
 
     def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:
         """Replace the stored progress of a campaign."""
-        table = schema.campaign_progress
-        values = {"progress": dict(progress)}
-        insert = self._db.database.insert(table).values(campaign=campaign, **values)
         with self._db.writing() as connection:
-            connection.execute(insert.on_conflict_do_update(index_elements=["campaign"], set_=values))
+            row = {"campaign": campaign, "progress": dict(progress)}
+            self._db.replace(connection, schema.campaign_progress, row)
 
     def interrupt(
         self,

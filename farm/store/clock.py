@@ -9,7 +9,11 @@ import dataclasses
 import functools
 import hashlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
 
 from farm.errors import UnavailableError
 
@@ -22,6 +26,18 @@ class Instant:
 
     clock: str
     seconds: float
+
+    def claim(self, ttl_s: float) -> dict[str, Any]:
+        """The columns of a row that is valid for `ttl_s` from now: a lease, a route, a request, an engine."""
+        return {"clock": self.clock, "expires_s": self.seconds + ttl_s}
+
+    def is_valid(self, row: Mapping[str, Any], prefix: str = "") -> bool:
+        """Whether such a row is valid. One on another clock is from before this kernel's boot: its holder is gone."""
+        return bool(row[f"{prefix}clock"] == self.clock and row[f"{prefix}expires_s"] > self.seconds)
+
+    def find_lapsed(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """The condition that such a row is no longer valid."""
+        return (table.c.clock != self.clock) | (table.c.expires_s <= self.seconds)
 
 
 def read_clock() -> Instant:

@@ -24,10 +24,8 @@ class Engines(StorePart):
         table = schema.engines
         with self._db.writing() as connection:
             now = self._db.clock()
-            connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
-            values = {"clock": now.clock, "expires_s": now.seconds + ttl_s}
-            insert = self._db.database.insert(table).values(name=name_engine(engine), **values)
-            connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
+            connection.execute(table.delete().where(now.find_lapsed(table)))
+            self._db.replace(connection, table, {"name": name_engine(engine), **now.claim(ttl_s)})
 
     def forget(self, engine: Mapping[str, Any]) -> None:
         table = schema.engines
@@ -37,7 +35,7 @@ class Engines(StorePart):
     def fetch_living(self) -> frozenset[str]:
         """The engines that are alive, as named by `name_engine`."""
         rows, now = self._db.rows(schema.engines.select()), self._db.clock()
-        return frozenset(row["name"] for row in rows if row["clock"] == now.clock and row["expires_s"] > now.seconds)
+        return frozenset(row["name"] for row in rows if now.is_valid(row))
 
 
 def name_engine(engine: Mapping[str, Any]) -> str:

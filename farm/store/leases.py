@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,8 +20,8 @@ from farm.store.boards import Boards
 from farm.store.clock import read_process_space
 from farm.store.queue import RequestQueue
 from farm.store.routes import find_bar
-from farm.store.session import StorePart, StoreSession
-from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
+from farm.store.session import VALUES_AT_ONCE, StorePart, StoreSession
+from farm.store.standing import require_row, select_boards, to_standing
 from farm.values import Health, Lease, Standing, State, WorkKind
 
 # A holder renews every third of it, and may miss one renewal on a busy machine; still short enough to wait for.
@@ -91,8 +91,7 @@ class Leases(StorePart):
                 ttl_s=ttl_s,
                 acquired_at=wall,
                 expires_at=expires_at,
-                clock=now.clock,
-                expires_s=now.seconds + ttl_s,
+                **now.claim(ttl_s),
                 nonce=nonce,
                 kind="" if kind is None else str(kind),
                 since_s=now.seconds,
@@ -118,28 +117,32 @@ class Leases(StorePart):
         Raises LeaseOverError if it is over, even if the board is still free: all clients agree on the holder. The
         holder must then release the board.
         """
-        with self._db.writing() as connection:
-            row = self._find_held(connection, lease)
-            now = self._db.clock()
-            if row is None or has_lapsed(row, now):
-                raise LeaseOverError(
-                    f"the lease {lease.token} of board {lease.board!r} is over",
-                    "It was not renewed in time, or ended by force. Take the board anew.",
-                )
-            expires_at = self._db.wall_clock() + lease.ttl_s
-            connection.execute(
-                schema.leases.update()
-                .where(schema.leases.c.token == lease.token)
-                .values(expires_at=expires_at, expires_s=now.seconds + lease.ttl_s, ttl_s=lease.ttl_s)
-            )
-        return dataclasses.replace(lease, expires_at=expires_at)
+        if not (renewed := self.renew_all([lease])):
+            raise make_over(lease)
+        return renewed[lease]
 
-    def require(self, lease: Lease) -> None:
-        """Raise LeaseOverError if a lease kept by another process is over."""
+    def renew_all(self, leases: Sequence[Lease]) -> dict[Lease, Lease]:
+        """As `renew`, in one transaction; map each lease that is not over to its renewal."""
+        table, lasts_s = schema.leases, sa.bindparam("lasts_s", type_=sa.Float)
         with self._db.writing() as connection:
-            row = self._find_held(connection, lease)
-            if row is None or has_lapsed(row, self._db.clock()):
-                raise LeaseOverError(f"the lease {lease.token} of board {lease.board!r} is over")
+            held, now, wall = self.find_held(leases, connection), self._db.clock(), self._db.wall_clock()
+            times = {"ttl_s": lasts_s, "expires_at": lasts_s + wall, "expires_s": lasts_s + now.seconds}
+            if held:
+                connection.execute(
+                    table.update().where(table.c.token == sa.bindparam("held")).values(times),
+                    [{"held": each.token, "lasts_s": each.ttl_s} for each in held],
+                )
+        return {each: dataclasses.replace(each, expires_at=wall + each.ttl_s) for each in held}
+
+    def find_held(self, leases: Sequence[Lease], connection: sa.Connection | None = None) -> list[Lease]:
+        """Those of the leases that are not over."""
+        table, found, now = schema.leases, set[tuple[int, str, str]](), self._db.clock()
+        for first in range(0, len(leases), VALUES_AT_ONCE):
+            tokens = [each.token for each in leases[first : first + VALUES_AT_ONCE]]
+            query = sa.select(table.c.token, table.c.nonce, table.c.board)
+            query = query.where(table.c.token.in_(tokens), ~now.find_lapsed(table))
+            found |= {(row["token"], row["nonce"], row["board"]) for row in self._db.rows(query, connection)}
+        return [each for each in leases if (each.token, each.nonce, each.board) in found]
 
     def prolong(self, lease: Lease, ttl_s: float) -> Lease:
         """Make an unrenewed lease last for `ttl_s` from now, longer or shorter than before.
@@ -157,7 +160,7 @@ class Leases(StorePart):
         )
         [store] = self._db.rows(sa.select(schema.identity.c.id))
         for row in self._db.rows(query):
-            if not has_lapsed(row, self._db.clock()):
+            if self._db.clock().is_valid(row, "lease_"):
                 times = row["lease_ttl_s"], row["lease_acquired_at"], row["lease_expires_at"]
                 about = board, owner, row["lease_purpose"], str(store["id"]), int(row["lease_token"])
                 return Lease(*about, *times, row["lease_nonce"])
@@ -169,7 +172,7 @@ class Leases(StorePart):
             row = self._find_held(connection, lease)
             if row is None:
                 return False
-            lapsed = has_lapsed(row, self._db.clock())
+            lapsed = not self._db.clock().is_valid(row, "lease_")
             kind, what = ("lease_expired", "expired") if lapsed else ("lease_released", "was given back")
             self._end(connection, row, kind, f"the lease of {lease.owner} {what}", lease.owner)
             return not lapsed
@@ -177,9 +180,8 @@ class Leases(StorePart):
     def expire(self, by: str = "farm") -> list[str]:
         """End every expired lease; return the freed boards."""
         with self._db.writing() as connection:
-            now, leases = self._db.clock(), schema.leases
-            over = (leases.c.clock != now.clock) | (leases.c.expires_s <= now.seconds)
-            lapsed = [dict(row) for row in connection.execute(select_boards().where(over)).mappings()]
+            query = select_boards().where(self._db.clock().find_lapsed(schema.leases))
+            lapsed = self._db.rows(query, connection)
             for row in lapsed:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", by)
         return [row["name"] for row in lapsed]
@@ -230,8 +232,7 @@ class Leases(StorePart):
         query = select_boards().where(
             leases.c.token == lease.token, leases.c.nonce == lease.nonce, schema.boards.c.name == lease.board
         )
-        row = connection.execute(query).mappings().first()
-        return None if row is None else dict(row)
+        return next(iter(self._db.rows(query, connection)), None)
 
     def _end(self, connection: sa.Connection, row: Mapping[str, Any], kind: str, reason: str, by: str) -> None:
         name = row["name"]
@@ -243,6 +244,14 @@ class Leases(StorePart):
         health = Health(row["health"])
         before, after = Standing(reachable, True, health).state, Standing(reachable, False, health).state
         self._boards.add_event(connection, name, kind, str(before), str(after), reason, by)
+
+
+def make_over(lease: Lease) -> LeaseOverError:
+    """The error of a lease that is over."""
+    return LeaseOverError(
+        f"the lease {lease.token} of board {lease.board!r} is over",
+        "It was not renewed in time, or ended by force. Take the board anew.",
+    )
 
 
 def _check_ttl(ttl_s: float) -> None:

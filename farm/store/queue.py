@@ -68,7 +68,7 @@ class RequestQueue(StorePart):
         table = schema.board_requests
         with self._db.writing() as connection:
             now = self._db.clock()
-            connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
+            connection.execute(table.delete().where(now.find_lapsed(table)))
             return self._db.insert(
                 connection,
                 table,
@@ -81,9 +81,8 @@ class RequestQueue(StorePart):
                 wanted=wanted,
                 priority=priority,
                 requested_at=self._db.wall_clock() - waited_s,
-                clock=now.clock,
                 since_s=now.seconds - waited_s,
-                expires_s=now.seconds + ttl_s,
+                **now.claim(ttl_s),
                 through=through,
             )
 
@@ -114,7 +113,7 @@ class RequestQueue(StorePart):
         """The present requests, and each owner's use."""
         rows, now = self._db.rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._db.clock()
         bars = list_bars(self._db.rows(schema.board_ways.select()), now)
-        requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if _is_alive(row, now)]
+        requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if now.is_valid(row)]
         used_s = {
             (row["board"], row["owner"], WorkKind(row["kind"])): fade(row["used_s"], now.seconds - row["at_s"])
             for row in self._db.rows(schema.board_usage.select())
@@ -122,7 +121,7 @@ class RequestQueue(StorePart):
         }
         held_s = {}
         for row in self._db.rows(schema.leases.select().where(schema.leases.c.kind != "")):
-            if row["clock"] == now.clock and row["expires_s"] > now.seconds:
+            if now.is_valid(row):
                 key = row["board"], row["owner"], WorkKind(row["kind"])
                 held_s[row["board"]] = now.seconds - row["since_s"]
                 used_s[key] = used_s.get(key, 0.0) + count_use(held_s[row["board"]])
@@ -140,7 +139,7 @@ class RequestQueue(StorePart):
             now = self._db.clock()
             found = connection.execute(table.select().where(table.c.id == number)).mappings().first()
             row = dict(found or {})
-            if not row or not _is_alive(row, now):
+            if not row or not now.is_valid(row):
                 raise UsageError(f"nothing with the number {number} waits", "`farm queue` shows what does.")
             mine = table.c.id == number if row["campaign"] is None else table.c.campaign == row["campaign"]
             connection.execute(table.update().where(mine).values(priority=priority))
@@ -170,9 +169,8 @@ class RequestQueue(StorePart):
         used_s = fade(count_use(end_s - row["lease_since_s"]), now.seconds - end_s)
         if known is not None:
             used_s += fade(known["used_s"], now.seconds - known["at_s"])
-        values = {"clock": now.clock, "at_s": now.seconds, "used_s": used_s}
-        insert = self._db.database.insert(table).values(**key, **values)
-        connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
+        row = {**key, "clock": now.clock, "at_s": now.seconds, "used_s": used_s}
+        self._db.replace(connection, table, row)
 
 
 def _keep_with_campaign(connection: sa.Connection, campaign: str, priority: int) -> None:
@@ -201,10 +199,6 @@ def _without_bars(row: Mapping[str, Any], request: BoardRequest, bars: Collectio
     return dataclasses.replace(
         request, boards=tuple(name for name in request.boards if (row["through"], name) not in bars)
     )
-
-
-def _is_alive(row: Mapping[str, Any], now: Instant) -> bool:
-    return bool(row["clock"] == now.clock and row["expires_s"] > now.seconds)
 
 
 def _to_request(row: Mapping[str, Any], now: Instant) -> BoardRequest:

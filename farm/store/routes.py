@@ -134,14 +134,14 @@ class Routes(StorePart):
             ]
             if rows:
                 connection.execute(table.delete().where(table.c.board.in_(given), table.c.keeper == keeper))
-                self._put(connection, rows)
+                self._db.replace(connection, table, *rows)
         return given
 
     def bar(self, keeper: str, board: str, reason: str) -> None:
         """Leave a received route that does not reach the board to others for `BAR_S`."""
         with self._db.writing() as connection:
             now = self._db.clock()
-            self._put(connection, [_to_row(board, keeper, _BARRED, now, BAR_S, reason=reason)])
+            self._db.replace(connection, schema.board_ways, _to_row(board, keeper, _BARRED, now, BAR_S, reason=reason))
 
     def release(self, keeper: str) -> None:
         """Give up all our routes, at the end."""
@@ -171,15 +171,12 @@ class Routes(StorePart):
         queries: tuple[sa.Select[Any], ...] = (ways.select().order_by(ways.c.since_s), standing)
         if names is not None:
             queries = (queries[0].where(ways.c.board.in_(names)), queries[1].where(boards.c.name.in_(names)))
-        if connection is None:
-            rows, standings = (self._db.rows(query) for query in queries)
-        else:
-            rows, standings = ([dict(row) for row in connection.execute(query).mappings()] for query in queries)
+        rows, standings = (self._db.rows(query, connection) for query in queries)
         now, wall = self._db.clock(), self._db.wall_clock()
         facts: dict[str, _Facts] = {}
         for row in rows:
             fact = facts.setdefault(row["board"], _Facts())
-            alive = row["clock"] == now.clock and row["expires_s"] > now.seconds
+            alive = now.is_valid(row)
             if row["part"] == _KEEPS:
                 fact.keeps, fact.lapsed = row, not alive
             elif alive and row["part"] == _ASKS:
@@ -188,7 +185,7 @@ class Routes(StorePart):
                 fact.barred.add(row["keeper"])
         for row in standings:
             fact = facts.setdefault(row["name"], _Facts())
-            if row["clock"] == now.clock and row["expires_s"] > now.seconds:
+            if now.is_valid(row):
                 fact.leased = row["through"]
             fact.lost = not row["reachable"] and wall - row["state_since"] >= PATIENCE_S
         return facts, now
@@ -206,8 +203,7 @@ class Routes(StorePart):
         renewed = [name for name, work in works.items() if work == "renew"]
         if renewed:
             mine = table.c.board.in_(renewed) & (table.c.keeper == keeper)
-            values = {"clock": now.clock, "expires_s": now.seconds + WAY_TTL_S, "handed": False}
-            connection.execute(table.update().where(mine).values(**values))
+            connection.execute(table.update().where(mine).values(handed=False, **now.claim(WAY_TTL_S)))
             for name in renewed:
                 if sessions[name] and sessions[name] != (facts[name].keeps or {}).get("session"):
                     one = (table.c.board == name) & (table.c.keeper == keeper)
@@ -217,17 +213,8 @@ class Routes(StorePart):
             connection.execute(table.delete().where(table.c.board.in_(taken), table.c.part == _KEEPS))
         rows = [_to_row(name, keeper, _KEEPS, now, WAY_TTL_S, session=sessions[name]) for name in taken]
         asked = [name for name, work in works.items() if work == "ask"]
-        self._put(connection, rows + [_to_row(name, keeper, _ASKS, now, _ASK_TTL_S) for name in asked])
-
-    def _put(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the rows of the same board and coordinator."""
-        if rows:
-            insert = self._db.database.insert(schema.board_ways)
-            changed = {name: insert.excluded[name] for name in rows[0] if name not in ("board", "keeper")}
-            connection.execute(
-                insert.on_conflict_do_update(index_elements=["board", "keeper"], set_=changed),
-                [dict(row) for row in rows],
-            )
+        rows += [_to_row(name, keeper, _ASKS, now, _ASK_TTL_S) for name in asked]
+        self._db.replace(connection, table, *rows)
 
 
 def _to_row(
@@ -243,26 +230,19 @@ def _to_row(
 ) -> dict[str, Any]:
     """A row valid for `ttl_s`."""
     row = {"board": board, "keeper": keeper, "part": part, "session": session, "handed": handed, "reason": reason}
-    return row | {"clock": now.clock, "since_s": now.seconds, "expires_s": now.seconds + ttl_s}
+    return row | {"since_s": now.seconds} | now.claim(ttl_s)
 
 
 def find_bar(connection: sa.Connection, board: str, keeper: str, now: Instant) -> str | None:
     """Why a board is unreachable through a coordinator for now; None if it is not."""
     table = schema.board_ways
     query = table.select().where(table.c.board == board, table.c.keeper == keeper, table.c.part == _BARRED)
-    row = connection.execute(query).mappings().first()
-    if row is None or row["clock"] != now.clock or row["expires_s"] <= now.seconds:
-        return None
-    return str(row["reason"])
+    return next((str(row["reason"]) for row in connection.execute(query).mappings() if now.is_valid(dict(row))), None)
 
 
 def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str, str]]:
     """From rows of `board_ways`: which keeper cannot reach which board for now."""
-    return {
-        (row["keeper"], row["board"])
-        for row in rows
-        if row["part"] == _BARRED and row["clock"] == now.clock and row["expires_s"] > now.seconds
-    }
+    return {(row["keeper"], row["board"]) for row in rows if row["part"] == _BARRED and now.is_valid(row)}
 
 
 def _show(keeper: str, fact: _Facts, work: str) -> BoardRoute:

@@ -61,9 +61,13 @@ class StoreSession(Closing):
             finally:
                 self._writer = None
 
-    def rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        """Fetch the rows of a query by column."""
-        names, rows = self._fetch(query)
+    def rows(self, query: sa.Select[Any], connection: sa.Connection | None = None) -> list[dict[str, Any]]:
+        """Fetch the rows of a query by column; inside a transaction on its `connection`."""
+        if connection is None:
+            names, rows = self._fetch(query)
+        else:
+            found = connection.execute(query)
+            names, rows = tuple(found.keys()), found.all()
         # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
         return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -126,6 +130,13 @@ class StoreSession(Closing):
         """As `insert_new`, for rows of the same columns; return how many were inserted."""
         insert = self.database.insert(table).on_conflict_do_nothing(index_elements=_find_conflict(table)).inline()
         return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
+
+    def replace(self, connection: sa.Connection, table: sa.Table, *rows: dict[str, Any]) -> None:
+        """Insert rows of the same columns; each replaces these columns of the row with its primary key."""
+        if rows:
+            insert, key = self.database.insert(table), [column.name for column in table.primary_key]
+            changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
+            connection.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), list(rows))
 
     def clock(self) -> Instant:
         if self._given_clock is not None:

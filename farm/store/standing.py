@@ -48,17 +48,9 @@ def unknown_board(name: str, known: Iterable[str] = ()) -> UsageError:
     return UsageError(f"there is no board {name!r}", hint)
 
 
-def has_lapsed(row: Mapping[str, Any], now: Instant) -> bool:
-    """Whether the lease in a row of `select_boards` is over.
-
-    A lease on another clock was taken before this kernel's boot: its holder is gone.
-    """
-    return bool(row["lease_clock"] != now.clock or row["lease_expires_s"] <= now.seconds)
-
-
 def is_leased(row: Mapping[str, Any], now: Instant) -> bool:
     """Whether a row of `select_boards` holds an open lease."""
-    return row["lease_token"] is not None and not has_lapsed(row, now)
+    return now.is_valid(row, _LEASE_PREFIX)
 
 
 def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:

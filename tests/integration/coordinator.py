@@ -45,7 +45,7 @@ def main() -> None:
     board = key.partition("/")[2]
     with Store(Path(path)) as store:
         lease = acquire(store, board, name, float(ttl))
-        keeper = LeaseKeeper(lambda: Store(Path(path)), lease)
+        keeper = LeaseKeeper(Path(path), lease)
         session = BlockingSession(Tracker(host, int(port)), key, lease=lease)
         say(token=lease.token)
         for line in sys.stdin:

@@ -129,7 +129,7 @@ def test_a_frozen_coordinator_loses_its_board_and_disturbs_nothing(
             os.kill(frozen.process.pid, signal.SIGSTOP)
         lease = coordinator.acquire(store, nano.key.partition("/")[2], "awake", 60.0)
         began = time.monotonic()
-        with LeaseKeeper(lambda: Store(path), lease), BlockingSession(client, nano.key, lease=lease) as session:
+        with LeaseKeeper(path, lease), BlockingSession(client, nano.key, lease=lease) as session:
             took_s = time.monotonic() - began
             assert took_s < PROMISED_S
             print(f"from the lease to a session in the place of a frozen one: {took_s:.2f} s")

@@ -1,4 +1,4 @@
-"""A lease kept by its keeper: renewed on its own thread, lost once and loudly, given back."""
+"""A lease kept by its keeper: renewed with all others on one thread, lost once and loudly, given back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from farm.crew import leased_board
 from farm.crew.leased_board import LeasedBoard, LeaseKeeper
 from farm.errors import TransientError
 from farm.store import Store, database
@@ -27,20 +28,26 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 
 def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
-    """Three times its time later the lease still holds; no other client gets the board until it is released."""
-    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
-    with LeaseKeeper(lambda: Store(store.location), lease) as keeper:
+    """Three times its time later the lease still holds; no other client gets the board until it is released. One thread
+    keeps it and others, and ends with the last.
+    """
+    store.boards.save(Board("tx2", "local", simulated=False))
+    leases = [store.leases.acquire(name, "left", "tuning", ttl_s=TTL_S) for name in ("tx2", "nano")]
+    lease = leases[1]
+    with LeaseKeeper(store.location, leases[0]), LeaseKeeper(store.location, lease) as keeper:
+        assert [each.name for each in threading.enumerate()].count("farm-leases") == 1
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
         with pytest.raises(TransientError, match="leased by left"):
             store.leases.acquire("nano", "right", "tuning")
         assert not keeper.lost.is_set()
     store.leases.acquire("nano", "right", "tuning")
+    wait_until(lambda: "farm-leases" not in [each.name for each in threading.enumerate()], "the thread's end")
 
 
 def test_the_end_by_force_is_noticed_once(store: Store) -> None:
     """Its holder learns it at the next renewal, with the reason; closing then disturbs no successor."""
     lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
-    with LeaseKeeper(lambda: Store(store.location), lease) as keeper:
+    with LeaseKeeper(store.location, lease) as keeper:
         store.leases.force_release("nano", "operator", "needed")
         successor = store.leases.acquire("nano", "right", "tuning")
         assert keeper.lost.wait(10)
@@ -56,26 +63,27 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
 
     def open_watched() -> Store:
         watched = Store(store.location)
-        renew = watched.leases.renew
+        renew = watched.leases.renew_all
 
-        def renew_or_note(lease: Lease) -> Lease:
+        def renew_or_note(leases: list[Lease]) -> dict[Lease, Lease]:
             try:
-                return renew(lease)
+                return renew(leases)
             except TransientError:
                 refused.set()
                 raise
 
-        monkeypatch.setattr(watched.leases, "renew", renew_or_note)
+        monkeypatch.setattr(watched.leases, "renew_all", renew_or_note)
         return watched
 
-    with LeaseKeeper(open_watched, lease) as keeper:
+    monkeypatch.setattr(leased_board, "Store", lambda _: open_watched())
+    with LeaseKeeper(store.location, lease) as keeper:
         with store.session.engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
             assert refused.wait(20)
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at, "the renewal")
         assert not keeper.lost.is_set()
 
 
-def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
+def test_a_store_that_stays_broken_is_a_lost_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the lease must have lapsed while renewal was impossible, the holder lets go by itself."""
     lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
 
@@ -86,7 +94,8 @@ def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
         return full
 
     began = time.monotonic()
-    with LeaseKeeper(open_full, lease) as keeper:
+    monkeypatch.setattr(leased_board, "Store", lambda _: open_full())
+    with LeaseKeeper(store.location, lease) as keeper:
         assert keeper.lost.wait(10)
         assert time.monotonic() - began + 0.05 >= TTL_S
         assert "cannot be used" in keeper.reason
@@ -95,7 +104,7 @@ def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
 def test_closing_twice_gives_back_once(store: Store) -> None:
     """A keeper may be closed again."""
     lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
-    keeper = LeaseKeeper(lambda: Store(store.location), lease)
+    keeper = LeaseKeeper(store.location, lease)
     keeper.close()
     keeper.close()
     assert [event.kind for event in store.events.fetch_of_boards("nano")][-2:] == ["lease_taken", "lease_released"]
