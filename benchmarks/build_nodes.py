@@ -7,6 +7,7 @@ placing, carrying and keeping are real, and what they cost the coordinator is wh
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -90,7 +91,7 @@ def _building(nodes: int, options: Any) -> Iterator[BuildFarm]:
         ):
             [here] = farm._machines.values()
             while not here.pool.has_loaded():
-                ray.wait(farm.pending, timeout=0.2)
+                concurrent.futures.wait(farm.pending, 0.2, concurrent.futures.FIRST_COMPLETED)
                 farm.poll()
             [pid] = here.pool.pids()
             os.kill(pid, signal.SIGSTOP)
@@ -115,7 +116,7 @@ def _run(farm: BuildFarm, nodes: int, options: Any) -> dict[str, float]:
         while farm.waiting < nodes + 1:
             farm.submit(submitted, modules[submitted], host)
             submitted += 1
-        ray.wait(farm.pending, timeout=0.2)
+        concurrent.futures.wait(farm.pending, 0.2, concurrent.futures.FIRST_COMPLETED)
         answers = farm.poll()
         if any(answer.result.status is not Status.OK for answer in answers):
             raise RuntimeError(f"a build failed: {answers}")

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +33,30 @@ def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
         os.fchmod(number, 0o600)
     return os.fdopen(number, mode)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path for a file that takes its name if the block succeeds, and is removed otherwise. Raises OSError.
+
+    Readers see all of it or none.
+    """
+    # Several hosts may share the folder.
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str, *, durably: bool = False) -> None:
+    """Write a file of mode 0600 atomically; `durably`: it survives a power cut. Raises OSError."""
+    with new_file(path) as part, open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
+        file.write(text)
+        if durably:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def require_private(home: Path) -> None:

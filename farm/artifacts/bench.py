@@ -29,7 +29,7 @@ from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store

@@ -18,7 +18,7 @@ from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, WorkloadServed
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.search import cores, default_schedule, gpus
 from farm.search.cores import Core
 from farm.search.families import rule

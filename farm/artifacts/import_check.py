@@ -19,7 +19,7 @@ from farm.artifacts.verify import OutputComparison, find_worst
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError, UsageError
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.search.target import host_target
 
 # Unscheduled code is slow: some seconds per case of a ResNet.

@@ -32,7 +32,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.search import target as search_target
 from farm.search.cores import find_clock_factor

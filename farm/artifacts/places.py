@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm import folders
 from farm.errors import FarmError, UnavailableError, UsageError
 
 # The file that marks an artifact.
@@ -81,14 +81,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a file that gets its name if the block succeeds and is removed otherwise."""
+    """Yield a file as `folders.new_file`, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
-    try:
+    with folders.new_file(path) as partial:
         yield partial
-        partial.chmod(0o644)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -330,14 +329,7 @@ def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:
     """Save a plan (`plan.to_document`) in place of its campaign's last one, atomically. Raises OSError."""
     path = _path(home, str(document["name"]))
     folders.make_private(path.parent)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=".plan-")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
-        pathlib.Path(name).replace(path)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
+    folders.write_private(path, json.dumps(document, indent=2))
     return path
 
 

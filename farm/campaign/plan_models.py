@@ -1,6 +1,6 @@
 """A campaign's models: find them, set their shapes (one variant for each batch size), list their workloads.
 
-Imports run in a separate process (`farm.processes.compile_subprocess`).
+Imports run in a separate process (`farm.processes.jobs`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
 from farm.models.lengths import split_shapes
 from farm.models.source import ModelSource, resolve_model
-from farm.processes.compile_subprocess import Apart
+from farm.processes.jobs import JobProcess, take
 from farm.search import default_schedule, target
 from farm.search import workloads as search_workloads
 from farm.values import Workload
@@ -193,40 +194,40 @@ class WorkloadSurvey:
     predicted_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-class Surveying(Apart):
-    """Surveys made by a child process, which starts at once and ends with the block."""
+Surveys = list[tuple[ModelVariant, Future[WorkloadSurvey]]]
 
-    def __init__(self, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> None:
-        """`texts`: include the text of every workload's function, which a run needs and a plan does not."""
-        self._models = [model for model, _ in jobs]
-        super().__init__([functools.partial(_survey, model, form, texts) for model, form in jobs])
 
-    def __enter__(self) -> Surveying:
-        return self
+def start_surveys(process: JobProcess, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> Surveys:
+    """Have a child process survey models; `take_surveys` returns the results.
 
-    def take_all(self, note: Callable[[str], None]) -> list[WorkloadSurvey | UsageError]:
-        """Return a survey for each job, in order, or why TVM cannot import the model.
+    `texts`: include the text of every workload's function, which a run needs and a plan does not.
+    """
+    return [(model, process.give(functools.partial(_survey, model, form, texts))) for model, form in jobs]
 
-        Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
-        """
-        done: list[WorkloadSurvey | UsageError] = []
-        for number, model in enumerate(self._models, 1):
-            note(f"reading {model.name}" + (f" ({number} of {len(self._models)})" if len(self._models) > 1 else ""))
-            try:
-                done.append(self.take(TIMEOUT_S, f"{model.name} was not imported"))
-            except UsageError as error:
-                done.append(error)
-        return done
+
+def take_surveys(surveys: Surveys, note: Callable[[str], None]) -> list[WorkloadSurvey | UsageError]:
+    """Return the surveys, in order, or why TVM cannot import the model.
+
+    Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
+    """
+    done: list[WorkloadSurvey | UsageError] = []
+    for number, (model, survey) in enumerate(surveys, 1):
+        note(f"reading {model.name}" + (f" ({number} of {len(surveys)})" if len(surveys) > 1 else ""))
+        try:
+            done.append(take(survey, TIMEOUT_S, f"{model.name} was not imported"))
+        except UsageError as error:
+            done.append(error)
+    return done
 
 
 def survey_apart(
     jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
 ) -> list[WorkloadSurvey | UsageError]:
-    """Survey all jobs at once; see `Surveying`."""
+    """Survey all jobs at once; see `start_surveys`."""
     if not jobs:
         return []
-    with Surveying(jobs, texts=texts) as surveying:
-        return surveying.take_all(note)
+    with JobProcess() as process:
+        return take_surveys(start_surveys(process, jobs, texts=texts), note)
 
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:

@@ -21,9 +21,10 @@ from farm.campaign.engine.client import find_error, is_settled
 from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import is_held
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
-from farm.campaign.plan_models import Surveying, WorkloadSurvey
+from farm.campaign.plan_models import WorkloadSurvey, start_surveys, take_surveys
 from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.processes.jobs import JobProcess
 from farm.processes.machine import close_abandoned_campaigns, machine_lock, name_user, wait_for_machine
 from farm.settings import Settings
 from farm.store import Store
@@ -141,9 +142,10 @@ class _Run:
         """Submit the campaign and watch it until it has ended."""
         form = one_model.to_form(self._request, self._place)
         close_abandoned_campaigns(self._store)
-        with Surveying([(model, form) for model in self._request.models], texts=True) as surveying:
+        with JobProcess() as process:
+            surveys = start_surveys(process, [(model, form) for model in self._request.models], texts=True)
             engine.begin(for_host=self._place.is_host)
-            name = self._submit(surveying.take_all(self._listener.note))
+            name = self._submit(take_surveys(surveys, self._listener.note))
         if name is None:
             return self._conclude_without()
         try:

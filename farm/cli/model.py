@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from farm import folders
 from farm.artifacts import given_model
 from farm.campaign import plan_models
 from farm.cli import model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
@@ -49,14 +50,11 @@ def quantize(
     task, _ = given_model.find_given_task(source, inputs)
     given = given_model.read_calibration(calibration, inputs, examples, task)
     done = quantise.quantise(source, given)
-    partly = out.with_name(f".{out.name}.part")
     try:
-        partly.write_bytes(done.onnx_bytes)
-        partly.replace(out)
+        with folders.new_file(out) as part:
+            part.write_bytes(done.onnx_bytes)
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
-    finally:
-        partly.unlink(missing_ok=True)
     before, after = len(source.onnx_bytes), len(done.onnx_bytes)
     yield (
         {

@@ -15,7 +15,7 @@ from farm.cli.record_exchange import BoardType, Point, Simulated, filtered
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.processes import machine
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.report import campaign_rows, record_document
 from farm.search.build import printing
 from farm.store.records import RecordCriteria

@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,11 +166,7 @@ class KnownHosts:
             fcntl.flock(lock, fcntl.LOCK_EX)
             lines = self._read()
             yield lines
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".known_hosts-", delete=False) as file:
-                file.write("".join(f"{line}\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(self.path)
+            folders.write_private(self.path, "".join(f"{line}\n" for line in lines), durably=True)
 
 
 def _name(host: str, port: int) -> str:

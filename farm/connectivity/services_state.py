@@ -239,7 +239,7 @@ def _remove_left(home: Path) -> None:
 
 def publish(home: Path, info: ServicesInfo) -> None:
     """Publish the services' address atomically."""
-    write_whole(home / _FILE, json.dumps(dataclasses.asdict(info)))
+    folders.write_private(home / _FILE, json.dumps(dataclasses.asdict(info)))
 
 
 def is_locked(path: Path) -> bool:
@@ -271,9 +271,4 @@ def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file of mode 0600 atomically."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
-        file.write(text)
-    part.replace(path)
+write_whole = folders.write_private

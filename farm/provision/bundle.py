@@ -9,13 +9,13 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from farm import folders
 from farm.errors import InternalError, UsageError
 
 FORMAT = 1
@@ -66,17 +66,12 @@ class Bundle:
 
 def write_bundle(folder: Path, manifest: BundleManifest, output: Path) -> Bundle:
     """Pack the manifest's files from `folder` atomically and reproducibly. Raises OSError."""
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
-            text = manifest.to_json().encode()
-            archive.addfile(_entry(MANIFEST, len(text)), io.BytesIO(text))
-            for name in sorted(manifest.files):
-                with (folder / name).open("rb") as file:
-                    archive.addfile(_entry(name, (folder / name).stat().st_size), file)
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
+    with folders.new_file(output) as part, tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
+        text = manifest.to_json().encode()
+        archive.addfile(_entry(MANIFEST, len(text)), io.BytesIO(text))
+        for name in sorted(manifest.files):
+            with (folder / name).open("rb") as file:
+                archive.addfile(_entry(name, (folder / name).stat().st_size), file)
     return Bundle(output, manifest, output.stat().st_size)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from packaging.markers import Marker
 
 from device_agent.protocol.interpreters import python_command
+from farm import folders
 from farm.errors import DeadlineError, InternalError, PermanentError, TransientError, UnavailableError
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>.+))?")
@@ -140,9 +141,8 @@ def slim_wheel(wheel: Path) -> None:
             and not info.filename.endswith(".dist-info/RECORD")
         }
         (record,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
-    part = wheel.with_name(wheel.name + ".part")
-    pack_wheel(part, contents, record)
-    part.replace(wheel)
+    with folders.new_file(wheel) as part:
+        pack_wheel(part, contents, record)
 
 
 def pack_wheel(path: Path, contents: Mapping[str, bytes], record: str) -> None:

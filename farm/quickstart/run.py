@@ -31,7 +31,7 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.points.values import Goal
-from farm.processes.compile_subprocess import Apart
+from farm.processes.jobs import JobProcess, take_compiled
 from farm.report import bench_charts, campaign_charts, campaign_rows, charts, drawing, quickstart_page
 from farm.report.quickstart_page import LABELS
 from farm.report.sweep_page import write_sweep_report
@@ -193,18 +193,19 @@ def run(
     for name in find_slow(final):
         others.pop(name, None)
     # The virtual board and its agent start while the model is compiled, on two cores.
-    with Apart([main]) as first, Apart(list(others.values())) as second, contextlib.ExitStack() as held:
+    with JobProcess() as first, JobProcess() as second, contextlib.ExitStack() as held:
+        job, other_jobs = first.give(main), {name: second.give(job) for name, job in others.items()}
         if others:
             emulation.take_kept(settings.home_path)
             held.enter_context(_registered(store))
             with contextlib.suppress(FarmError):  # the sweep says what is missing
                 held.enter_context(using_services(settings, [BOARD], listener.note))
         listener.note("compiling the model as it was fastest")
-        compiled = first.take_compiled(source.name, say=listener.note)
+        compiled = take_compiled(job, source.name, say=listener.note)
         to_sweep = {}
-        for name in others:
+        for name, other in other_jobs.items():
             listener.note(f"compiling {name} code for a virtual {BOARD_TYPE}")
-            to_sweep[name] = second.take_compiled(source.name, say=listener.note) or compiled
+            to_sweep[name] = take_compiled(other, source.name, say=listener.note) or compiled
         swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
     document = _document(request, settings, tuned, final, compiled, records, notes)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import jinja2
 
-from farm import foreign
+from farm import folders, foreign
 from farm.report.charts import Picture
 
 # Kinds of cells: numbers are right-aligned, names of code have its font.
@@ -105,9 +105,8 @@ def write_files(folder: pathlib.Path, texts: Mapping[str, str]) -> None:
     """Write the files of a report into a folder, made if need be; each is whole as soon as it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        part = folder / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / name)
+        with folders.new_file(folder / name) as part:
+            part.write_text(text, encoding="utf-8")
 
 
 def write_html(

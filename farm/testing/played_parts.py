@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.util.concurrency import in_greenlet
 
 from device_agent.protocol import Status
-from farm.campaign.engine import builds, engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
+from farm.campaign.engine import engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
 from farm.crew import held_board, site
 from farm.search.build.build_cache import compiler_versions
 from farm.search.build.build_pool import BuildResult
@@ -46,9 +46,9 @@ ARGUMENTS = (((4,), "float32"),)
 
 
 class Reference(Future[Any]):
-    """In place of Ray's."""
+    """In place of Ray's, and of the future of one."""
 
-    def future(self) -> Future[Any]:
+    def future(self) -> Reference:
         return self
 
 
@@ -89,21 +89,9 @@ class Actor:
             reference.set_result(work(*arguments))
 
 
-def _wait(references: Sequence[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
-    return [each for each in references if each.done()], [each for each in references if not each.done()]
-
-
-def _put(value: Any) -> Reference:
-    reference = Reference()
-    reference.set_result(value)
-    return reference
-
-
 _ERRORS = vars(ray_calls)["ray"].exceptions
 # In place of the module.
-PLAYED_RAY = types.SimpleNamespace(
-    exceptions=_ERRORS, wait=_wait, put=_put, get=lambda it, **_: it.result(), kill=Actor.end
-)
+PLAYED_RAY = types.SimpleNamespace(exceptions=_ERRORS, kill=Actor.end)
 
 
 class PlayedSearch:
@@ -249,7 +237,7 @@ def replaced(
         (ray_compilers, "launch_compiler"): act(PlayedCompiler, 0.6),
         (ray_nodes, "fetch_nodes"): lambda: [node],
         (ray_nodes, "here"): dict,
-        **{(module, "ray"): PLAYED_RAY for module in (ray_calls, searches, builds, ray_compilers)},
+        **{(module, "ray"): PLAYED_RAY for module in (ray_calls, searches, ray_compilers)},
     }
     with contextlib.ExitStack() as stack:
         for (of, name), value in changes.items():

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Collection, Mapping
@@ -103,10 +102,8 @@ def read_token(home: Path, *, renew: bool = False) -> str:
                 if text := path.read_text().strip():
                     return text
         folders.require_private(home)
-        token, part = secrets.token_urlsafe(_BYTES), path.with_name(f".{path.name}.{os.getpid()}")
-        with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
-            file.write(token + "\n")
-        part.replace(path)
+        token = secrets.token_urlsafe(_BYTES)
+        folders.write_private(path, token + "\n")
     except OSError as error:
         raise UnavailableError(f"the token cannot be kept in {path}: {error.strerror}") from error
     return token

@@ -126,10 +126,7 @@ def _changing(home: Path) -> Iterator[dict[str, Entry]]:
             rows: list[dict[str, Any]] = [
                 dataclasses.asdict(entry) | {"role": str(entry.role)} for entry in entries.values()
             ]
-            part = home / f".{FILE}.{os.getpid()}"
-            with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
-                json.dump(rows, file, indent=2)
-            part.replace(path)
+            folders.write_private(path, json.dumps(rows, indent=2))
     except OSError as error:
         raise UnavailableError(f"tokens cannot be kept in {path}: {error.strerror}") from error
 

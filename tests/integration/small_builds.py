@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-
-import ray
+from concurrent.futures import FIRST_COMPLETED, wait
 
 from farm.campaign.engine.builds import BuildAnswer, BuildFarm
 from farm.search import tvm_env
@@ -28,6 +27,6 @@ def collect(farm: BuildFarm, count: int) -> list[BuildAnswer]:
     while len(found) < count:
         assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {count - len(found)} builds"
         if pending := farm.pending:
-            ray.wait(pending, timeout=0.2)
+            wait(pending, 0.2, FIRST_COMPLETED)
         found += farm.poll()
     return found

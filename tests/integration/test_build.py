@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import ray
 
 from device_agent.protocol import Status
-from farm.campaign.engine.ray_compilers import RayBuildPool
+from farm.campaign.engine.ray_compilers import RayCompiler
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
 from farm.search import target, tvm_env
@@ -134,7 +135,7 @@ def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
     pools: list[BuildPool[str]] = []
 
     def start(**settings: Any) -> BuildPool[str]:
-        pool: BuildPool[str] = RayBuildPool(1, Settings(**settings))
+        pool: BuildPool[str] = BuildPool(1, Settings(**settings), lambda: RayCompiler({}))
         pools.append(pool)
         return pool
 
@@ -144,9 +145,11 @@ def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
 
 
 def finish(pool: BuildPool[str]) -> tuple[str, BuildResult]:
-    ready, _ = ray.wait(pool.pending, timeout=TIMEOUT_S)
-    assert ready, "the build did not end"
-    return pool.collect(ready[0])
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (done := pool.poll()):
+        assert time.monotonic() < deadline, "the build did not end"
+        wait(pool.pending, 0.1, FIRST_COMPLETED)
+    return done[0]
 
 
 def test_a_worker_is_replaced_after_its_count(
@@ -191,10 +194,9 @@ def test_a_fat_a_slow_and_a_killed_worker(
     pool._settings = Settings(build_timeout_s=0.2)
     os.kill(slow, signal.SIGSTOP)
     pool.submit("slow", matmul_json, host)
-    assert pool.expire() == []
-    ray.wait(pool.pending, timeout=0.25)
-    [(job, result)] = pool.expire()
-    assert (job, result.status, pool.pending, pool.free) == ("slow", Status.BUILD_TIMEOUT, [], 1)
+    assert pool.poll() == []
+    job, result = finish(pool)
+    assert (job, result.status, pool.jobs, pool.free) == ("slow", Status.BUILD_TIMEOUT, [], 1)
     assert "0.2 s" in result.message
 
     pool._settings = Settings()

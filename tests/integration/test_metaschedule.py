@@ -28,8 +28,8 @@ from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
 from farm.metaschedule.compilers import Compilers
 from farm.metaschedule.runner import MeasuredLately, recent
-from farm.processes.worker_processes import Child
 from farm.search import tvm_env
+from farm.search.build.build_pool import ChildCompiler
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Trial
@@ -159,7 +159,7 @@ def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
 def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
     log = tmp_path_factory.mktemp("compilers") / "log"
     settings = Settings(build_timeout_s=20.0)
-    compilers = Compilers(1, settings, lambda: Child.start("farm.metaschedule.compilers", log, os.environ))
+    compilers = Compilers(1, settings, lambda: ChildCompiler(log, os.environ))
     yield compilers
     pids = compilers.pids()
     compilers.close()

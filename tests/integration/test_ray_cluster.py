@@ -8,6 +8,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 import psutil
@@ -54,7 +55,7 @@ class Campaign:
             while self.farm.waiting < waiting:
                 self.submit()
             if pending := self.farm.pending:
-                ray.wait(pending, timeout=0.2)
+                wait(pending, 0.2, FIRST_COMPLETED)
             self.answers += self.farm.poll()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: pathlib.Path, no
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="this machine has no /dev/full")
 def test_a_full_disk_costs_only_the_file(cache: BuildCache, tmp_path: pathlib.Path, notes: list[str]) -> None:
     """Where the disk is full nothing is kept, nothing half-written is left, and it is said."""
-    part = tmp_path / "builds" / "aa" / f".aa.{os.uname().nodename}.{os.getpid()}"
+    part = tmp_path / "builds" / "aa" / f".aa.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}"
     part.parent.mkdir(parents=True)
     part.symlink_to("/dev/full")
     cache.keep("aa", bytes(1 << 16))

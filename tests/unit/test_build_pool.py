@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,56 +16,51 @@ from farm.search.build.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 
-class NumberedPool(BuildPool[str]):
-    """Its compilers are numbers, and a reference is the number of the compiler that is to answer."""
+class Numbered:
+    """Compilers that are numbers, and answer when their calls are settled."""
 
-    def __init__(self, size: int, settings: Settings) -> None:
+    def __init__(self) -> None:
         self.launched, self.has_room = 0, True
         self.killed: list[int] = []
-        self.answers: dict[Any, Any] = {}
-        super().__init__(size, settings)
+        self.calls: dict[tuple[str, int], Future[Any]] = {}
 
-    def _launch(self) -> tuple[Any, Any]:
+    def launch(self) -> Any:
         if not self.has_room:
             raise TransientError("no room")
         self.launched += 1
-        return self.launched, ("versions", self.launched)
+        number = self.launched
+        self.settle("pid", number, number)
+        return mock.Mock(call=lambda method, *_: self.call(method, number), kill=lambda: self.killed.append(number))
 
-    def _ask(self, compiler: Any, *order: Any) -> Any:
-        return "build", compiler
+    def call(self, method: str, number: int) -> Future[Any]:
+        return self.calls.setdefault((method, number), Future())
 
-    def _find_done(self, references: Sequence[Any]) -> list[Any]:
-        return [each for each in references if each in self.answers]
-
-    def _fetch(self, reference: Any) -> Any:
-        return self.answers.pop(reference)
-
-    def _kill(self, compiler: Any) -> None:
-        self.killed.append(compiler)
-
-    def _find_pid(self, compiler: Any) -> int:
-        return int(compiler)
+    def settle(self, method: str, number: int, answer: Any) -> None:
+        self.call(method, number).set_result(answer)
 
 
 def test_a_late_compiler_is_replaced_though_another_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """`look` says why; one that is building has its build's deadline."""
-    pool = NumberedPool(2, Settings())
-    pool.answers["versions", 1] = "v"
+    numbered = Numbered()
+    pool: BuildPool[str] = BuildPool(2, Settings(), numbered.launch)
+    numbered.settle("load", 1, "v")
     assert pool.look() == ""
     pool.submit("first", "", {})
-    monkeypatch.setattr(build_pool, "START_TIMEOUT_S", 0.0)
-    assert "not ready within 0 s" in pool.look()
-    assert (pool.killed, pool.pids(), pool.jobs) == ([2], [3], ["first"])
+    later_s = time.monotonic() + build_pool.START_TIMEOUT_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert "not ready within 120 s" in pool.look()
+    assert (numbered.killed, pool.pids(), pool.jobs) == ([2], [3], ["first"])
 
 
 def test_a_result_comes_before_its_compiler_is_replaced() -> None:
     """Where no process can be started, what was built is there all the same, and `look` says why until one can be."""
-    pool = NumberedPool(1, Settings(build_recycle_count=1))
-    pool.answers["versions", 1] = "v"
+    numbered = Numbered()
+    pool: BuildPool[str] = BuildPool(1, Settings(build_recycle_count=1), numbered.launch)
+    numbered.settle("load", 1, "v")
     pool.submit("job", "", {})
-    pool.answers["build", 1] = BuildResult(Status.OK), 1, 0
-    pool.has_room = False
+    numbered.settle("build", 1, (BuildResult(Status.OK), 1, 0))
+    numbered.has_room = False
     assert pool.poll() == [("job", BuildResult(Status.OK))]
-    assert (pool.killed, pool.free, pool.look(), pool.look()) == ([1], 0, "no room", "no room")
-    pool.has_room = True
+    assert (numbered.killed, pool.free, pool.look(), pool.look()) == ([1], 0, "no room", "no room")
+    numbered.has_room = True
     assert (pool.look(), pool.pids()) == ("", [2])

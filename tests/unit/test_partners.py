@@ -9,7 +9,7 @@ import pytest
 
 from farm.crew.crew import Crew
 from farm.errors import FarmError, TransientError
-from farm.processes.worker_processes import Child
+from farm.processes.jobs import JobProcess
 from farm.settings import Settings
 
 
@@ -17,7 +17,7 @@ def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path:
     """Its starter gets the missing resource, as an error that may pass; a log that cannot be opened is one way."""
     (tmp_path / "full").touch()
     with pytest.raises(TransientError, match="a process cannot be started") as caught:
-        Child.start("farm.processes.compile_subprocess", tmp_path / "full" / "log")
+        JobProcess(tmp_path / "full" / "log")
     assert "short of" in caught.value.hint
 
 

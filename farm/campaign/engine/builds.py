@@ -13,14 +13,13 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_calls, ray_nodes
-from farm.campaign.engine.ray_compilers import CompilerDemand, RayBuildPool
+from farm.campaign.engine import ray_nodes
+from farm.campaign.engine.ray_compilers import CompilerDemand, RayCompiler
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.closing import Closing
 from farm.errors import UnavailableError
@@ -107,12 +106,13 @@ class BuildFarm(Closing):
         self._builds: dict[str, _Build] = {}
         self._queue: collections.deque[_Build] = collections.deque()
         self._done: list[BuildAnswer] = []
-        self._marker: Any = None
+        self._over: Future[None] = Future()
+        self._over.set_result(None)
         self._stuck_since: float | None = None
         self.counts: collections.Counter[str] = collections.Counter()
         self._next_look = 0.0
         own = next(node for node in ray_nodes.fetch_nodes() if node.is_here)
-        pool: BuildPool[_Build] = RayBuildPool(self._own_workers, settings, ray_nodes.here())
+        pool: BuildPool[_Build] = BuildPool(self._own_workers, settings, lambda: RayCompiler(ray_nodes.here()))
         self._machines[own.id] = _Machine(own, pool)
 
     @property
@@ -121,18 +121,10 @@ class BuildFarm(Closing):
         return self._own_workers + (self._settings.ray_max_builders if self._settings.ray_address else 0)
 
     @property
-    def pending(self) -> list[Any]:
-        """Ray references to wait for; one is ready at once while `poll` has something to return."""
-        references = [
-            reference
-            for machine in self._machines.values()
-            for reference in (*machine.pool.pending, *machine.pool.loading)
-        ] + self._wanted.pending
-        if self._done:
-            if self._marker is None:
-                self._marker = ray.put(None)
-            references.append(self._marker)
-        return references
+    def pending(self) -> list[Future[Any]]:
+        """Calls to wait for; one is done while `poll` has something to return."""
+        calls = [call for machine in self._machines.values() for call in machine.pool.pending]
+        return [*calls, *self._wanted.asked.pending, *([self._over] if self._done else [])]
 
     @property
     def waiting(self) -> int:
@@ -184,16 +176,16 @@ class BuildFarm(Closing):
         """Request compilers of the cluster while builds wait, take in those that started, release idle ones."""
         if time.monotonic() >= self._next_look:
             self._look_at_nodes()
-        if self._wanted.pending:
+        if self._wanted.asked:
             self._take_in()
         now, settings = time.monotonic(), self._settings
         others = [machine for machine in self._machines.values() if not machine.node.is_here]
         if waiting := sum(build.since <= now - _PATIENCE_S for build in self._queue):
             self._waited_at = now
-            loading = sum(len(machine.pool.loading) for machine in others)
-            room = settings.ray_max_builders - sum(machine.pool.size for machine in others) - self._wanted.count
+            loading, asked = sum(machine.pool.loading for machine in others), len(self._wanted.asked)
+            room = settings.ray_max_builders - sum(machine.pool.size for machine in others) - asked
             self._wanted.ask(
-                min(room, waiting - loading - self._wanted.count),
+                min(room, waiting - loading - asked),
                 ray_nodes.elsewhere(settings.ray_builder_label, self._refused),
             )
         elif now - self._waited_at > settings.ray_idle_s:
@@ -208,17 +200,18 @@ class BuildFarm(Closing):
         if self._wanted.trouble != self._trouble:
             self._trouble = self._wanted.trouble
             self._note(f"a compiler that the cluster was asked for ended: {self._trouble}")
-        if any(each.node not in self._machines for each in arrived):
+        if any(node not in self._machines for _, node in arrived):
             nodes = {node.id: node for node in ray_nodes.fetch_nodes()}
-            for id in {each.node for each in arrived} & nodes.keys() - self._machines.keys() - self._refused:
-                self._machines[id] = _Machine(nodes[id], RayBuildPool(0, self._settings))
+            for id in {node for _, node in arrived} & nodes.keys() - self._machines.keys() - self._refused:
+                pool: BuildPool[_Build] = BuildPool(0, self._settings, lambda: RayCompiler({}))
+                self._machines[id] = _Machine(nodes[id], pool)
                 self._note(f"{nodes[id].name} builds too")
-        for each in arrived:
-            machine = self._machines.get(each.node)
+        for compiler, node in arrived:
+            machine = self._machines.get(node)
             if machine is None or machine.node.is_here:  # it is gone or refused by now
-                ray_calls.kill(each.compiler)
+                compiler.kill()
             else:
-                machine.pool.adopt(each.compiler, each.reference)
+                machine.pool.adopt(compiler)
 
     def _look_at_nodes(self) -> None:
         """Requeue the builds of machines that left."""
@@ -321,7 +314,7 @@ class BuildFarm(Closing):
 
     def _check_progress(self) -> None:
         """Raise UnavailableError where builds wait and no compiler has become ready for too long."""
-        if not self._queue or any(machine.pool.pending or machine.is_free for machine in self._machines.values()):
+        if not self._queue or any(machine.pool.jobs or machine.is_free for machine in self._machines.values()):
             self._stuck_since = None
             return
         now = time.monotonic()

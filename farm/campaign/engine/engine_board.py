@@ -99,7 +99,7 @@ class Bell:
     def __init__(self) -> None:
         self.answered: collections.deque[EngineBoard] = collections.deque()
         self._rung = threading.Event()
-        self._waited_for: frozenset[Any] = frozenset()
+        self._waited_for: frozenset[Future[Any]] = frozenset()
 
     def ring(self, _: object = None) -> None:
         """End the wait, or the next one."""
@@ -110,14 +110,14 @@ class Bell:
         self.answered.append(board)
         self._rung.set()
 
-    def wait(self, timeout_s: float, references: Collection[Any] = ()) -> None:
-        """Wait until `ring` was called, a Ray reference is done or the time is over.
+    def wait(self, timeout_s: float, calls: Collection[Future[Any]] = ()) -> None:
+        """Wait until `ring` was called, one of these calls is done or the time is over.
 
         A `ring` whose cause was handled already ends the wait, too.
         """
-        now = frozenset(references)
-        for reference in now - self._waited_for:
-            reference.future().add_done_callback(self.ring)
+        now = frozenset(calls)
+        for call in now - self._waited_for:
+            call.add_done_callback(self.ring)
         self._waited_for = now
         self._rung.wait(timeout_s)
         self._rung.clear()

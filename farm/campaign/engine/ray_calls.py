@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -315,16 +316,22 @@ def kill(actor: Any) -> None:
         ray.kill(actor)
 
 
-def get(reference: Any, what: str, timeout_s: float) -> Any:
-    """Return a Ray result; the farm's own errors are raised as they were in the actor.
+def call(method: Any, *arguments: Any) -> Future[Any]:
+    """Call an actor's method. Never waits; `result` reads the answer."""
+    answer: Future[Any] = method.remote(*arguments).future()
+    return answer
 
-    Raises DeadlineError naming `what` after `timeout_s`, ActorLostError where the process died, PermanentError for
+
+def result(answer: Future[Any], what: str, timeout_s: float) -> Any:
+    """Return a call's result; the farm's own errors are raised as they were in the actor.
+
+    Raises DeadlineError naming `what` if it is not there, ActorLostError where the process died, PermanentError for
     foreign errors.
     """
+    if not answer.done():
+        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError as error:
-        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
+        return answer.result()
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, FarmError):
             raise error.cause from None
@@ -336,11 +343,3 @@ def get(reference: Any, what: str, timeout_s: float) -> Any:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def find_done(references: Sequence[Any]) -> list[Any]:
-    """Return those references that have an answer or a failure. Never waits."""
-    if not references:
-        return []
-    done, _ = ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=False)
-    return list(done)

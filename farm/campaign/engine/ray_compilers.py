@@ -6,18 +6,18 @@ many are requested.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
 from farm.campaign.engine import ray_calls
+from farm.processes.calls import Calls
 from farm.search.build import build_pool
-from farm.search.build.build_pool import BuildPool, BuildResult, CompilerLostError, Job
-from farm.search.tvm_errors import find_reason
-from farm.settings import Settings
+from farm.search.build.build_pool import BuildResult
 
 # The pause after a requested compiler ended before it had a machine.
 _AGAIN_S = 5.0
@@ -32,53 +32,28 @@ def launch_compiler(options: Mapping[str, Any]) -> Any:
             return str(ray.get_runtime_context().get_node_id())
 
         def load(self) -> str:
-            """Load the compiler; return its versions."""
-            self._builder = build_pool.Builder()
-            return self._builder.versions()
+            return str(build_pool.serve("load"))
 
         def build(self, *order: Any) -> tuple[BuildResult, int, int]:
-            return self._builder.build(*order)
+            return build_pool.serve("build", *order)  # type: ignore[no-any-return]
 
         def pid(self) -> int:
-            return self._builder.pid()
+            return int(build_pool.serve("pid"))
 
     return ray.remote(**{"num_cpus": 0, "max_restarts": 0, **options})(Compiler).remote()
 
 
-class RayBuildPool(BuildPool[Job]):
-    """A build pool whose references are Ray's."""
+class RayCompiler:
+    """A compiler as an actor."""
 
-    def __init__(self, size: int, settings: Settings, options: Mapping[str, Any] | None = None) -> None:
-        self._options = dict(options or {})
-        super().__init__(size, settings)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._actor = launch_compiler(options)
 
-    def _launch(self) -> tuple[Any, Any]:
-        actor = launch_compiler(self._options)
-        return actor, actor.load.remote()
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        return ray_calls.call(getattr(self._actor, method), *arguments)
 
-    def _ask(self, compiler: Any, *order: Any) -> Any:
-        return compiler.build.remote(*order)
-
-    def _find_done(self, references: Sequence[Any]) -> list[Any]:
-        return ray_calls.find_done(references)
-
-    def _fetch(self, reference: Any) -> Any:
-        return _fetch(reference)
-
-    def _kill(self, compiler: Any) -> None:
-        ray_calls.kill(compiler)
-
-    def _find_pid(self, compiler: Any) -> int:
-        return int(ray.get(compiler.pid.remote()))
-
-
-@dataclasses.dataclass(frozen=True)
-class PlacedCompiler:
-    """A compiler that has a machine: `reference` stands for its versions, `node` is the machine's id."""
-
-    compiler: Any
-    reference: Any
-    node: str
+    def kill(self) -> None:
+        ray_calls.kill(self._actor)
 
 
 class CompilerDemand:
@@ -88,50 +63,27 @@ class CompilerDemand:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[Any, Any] = {}  # reference to its node -> compiler
+        self.asked: Calls[RayCompiler] = Calls()  # for the id of its machine; `take` reads them
         self._not_before = 0.0
         self.trouble = ""  # why the last of them ended before it had a machine
-
-    @property
-    def count(self) -> int:
-        return len(self._asked)
-
-    @property
-    def pending(self) -> list[Any]:
-        """References to wait for; `take` reads them."""
-        return list(self._asked)
 
     def ask(self, count: int, options: Mapping[str, Any]) -> None:
         if time.monotonic() >= self._not_before:
             for _ in range(count):
-                compiler = launch_compiler(options)
-                self._asked[compiler.where.remote()] = compiler
+                compiler = RayCompiler(options)
+                self.asked.add(compiler.call("where"), compiler, math.inf)
 
-    def take(self) -> list[PlacedCompiler]:
-        """Return compilers that have a machine since the last call; they are loading. Never waits."""
+    def take(self) -> list[tuple[RayCompiler, str]]:
+        """Return compilers that have a machine since the last call, with its id. Never waits."""
         arrived = []
-        for reference in ray_calls.find_done(self.pending):
-            compiler = self._asked.pop(reference)
-            try:
-                node = str(_fetch(reference))
-            except CompilerLostError as error:
-                self.trouble, self._not_before = str(error), time.monotonic() + _AGAIN_S
-                ray_calls.kill(compiler)
+        for compiler, call in self.asked.take():
+            if call.exception() is None:
+                arrived.append((compiler, str(call.result())))
             else:
-                arrived.append(PlacedCompiler(compiler, compiler.load.remote(), node))
+                self.trouble, self._not_before = build_pool.explain(call), time.monotonic() + _AGAIN_S
+                compiler.kill()
         return arrived
 
     def withdraw(self) -> None:
-        for compiler in self._asked.values():
-            ray_calls.kill(compiler)
-        self._asked.clear()
-
-
-def _fetch(reference: Any) -> Any:
-    """Return an answer that is ready. Raises CompilerLostError."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as error:
-        # Ray puts its own traceback before a task's exception.
-        cause = getattr(error, "cause", None) or error
-        raise CompilerLostError(f"{type(cause).__name__}: {find_reason(cause)}") from error
+        for compiler in self.asked.drop(lambda _: True):
+            compiler.kill()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from farm.campaign.engine.ray_nodes import here
 from farm.campaign.scheduler.values import TaskKey
 from farm.errors import DeadlineError, FarmError
 from farm.processes import home_log
+from farm.processes.calls import Calls
 from farm.search import tvm_env
 from farm.search.tuners import campaign_search
 
@@ -28,8 +31,6 @@ Known = tuple[str, str, float | None]
 
 # Opening a campaign replays hundreds of known candidates before the first answer.
 ASK_TIMEOUT_S = 600.0
-# In FARM_HOME/logs. For an answer that Ray has announced to arrive here.
-_FETCH_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -116,17 +117,25 @@ class SearchActor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request for candidates, its time and its deadline (monotonic, s)."""
+class _Ask:
+    """A request for candidates, and its time (monotonic, s)."""
 
-    request: int
     task: TaskKey
+    request: int
     count: int
     asked_s: float
 
-    @property
-    def deadline_s(self) -> float:
-        return self.asked_s + ASK_TIMEOUT_S
+
+class _Replay(NamedTuple):
+    task: TaskKey
+    job: Any
+
+
+class _Tell(NamedTuple):
+    """Results for a search; a call that `opens` the task answers with remarks."""
+
+    task: TaskKey
+    opens: bool
 
 
 class Searches:
@@ -140,19 +149,19 @@ class Searches:
         self._actors: dict[str, Any] = {}
         # The tasks that each actor has opened. Opening one takes a second or two: it is done on the first request.
         self._opened: dict[str, set[TaskKey]] = {}
-        # In the order of requests, which is that of answers: an actor dies of the first of its requests.
-        self._asked: dict[Any, _Asked] = {}
+        # In the order of calls, which is that of answers: an actor dies of the first of its requests.
+        self._asked: Calls[_Ask | _Replay] = Calls()
+        # Calls without a waiter.
+        self._told: Calls[_Tell] = Calls()
         # Other requests of an actor that died.
-        self._again: list[_Asked] = []
-        self._replays: dict[Any, tuple[Any, str, float]] = {}
-        self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
+        self._again: list[_Ask] = []
         self._died: list[SearchAnswer | Replayed] = []
         # By campaign, the time that its search worked on requests (s), and when it ended the last (monotonic).
         self._busy: dict[str, tuple[float, float]] = {}
 
     @property
-    def pending(self) -> list[Any]:
-        return [*self._asked, *self._replays]
+    def pending(self) -> list[Future[Any]]:
+        return self._asked.pending
 
     def open(self, plan: SearchPlan) -> None:
         """Begin a campaign's search; it loads TVM in the background."""
@@ -172,25 +181,23 @@ class Searches:
 
     def ask(self, request: int, task: TaskKey, count: int) -> None:
         """Request candidates; `poll` returns them."""
-        reference = self._open(task).propose.remote(to_key(task), count)
-        self._asked[reference] = _Asked(request, task, count, time.monotonic())
+        call = ray_calls.call(self._open(task).propose, to_key(task), count)
+        self._asked.add(call, _Ask(task, request, count, time.monotonic()), ASK_TIMEOUT_S)
 
     def replay(self, job: Any, task: TaskKey, trace_json: str) -> None:
         """Request the scheduled function of a trace."""
-        reference = self._open(task).replay.remote(to_key(task), trace_json)
-        self._replays[reference] = (job, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+        call = ray_calls.call(self._open(task).replay, to_key(task), trace_json)
+        self._asked.add(call, _Replay(task, job), ASK_TIMEOUT_S)
 
     def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
         """Pass results to a search, without waiting."""
         if task in self._opened.get(task.campaign, ()):
-            reference = self._actors[task.campaign].observe.remote(to_key(task), list(results))
-            self._loose[reference] = (task.campaign, None)
+            self._tell(self._actors[task.campaign].observe, task, list(results))
 
     def forget(self, task: TaskKey, candidate: str) -> None:
         """Have a search drop a candidate that it proposed."""
         if task in self._opened.get(task.campaign, ()):
-            reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
-            self._loose[reference] = (task.campaign, None)
+            self._tell(self._actors[task.campaign].forget, task, candidate)
 
     def poll(self) -> list[SearchAnswer | Replayed]:
         """Return the answers since the last call. A search that died or is late fails its first request, and restarts
@@ -200,46 +207,36 @@ class Searches:
         """
         answers, self._died = self._died, []
         again, self._again = self._again, []
-        for asked in again:
-            self.ask(asked.request, asked.task, asked.count)
-        self._look_at_loose()
-        waiting = self.pending
-        ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
-        now = time.monotonic()
-        for reference, asked in list(self._asked.items()):
-            if reference not in self._asked or (reference not in ready and now < asked.deadline_s):
-                continue
-            self._asked.pop(reference)
-            busy_s, free_s = self._busy.get(asked.task.campaign, (0.0, 0.0))
-            # An actor serves one request at a time, in order.
-            self._busy[asked.task.campaign] = (busy_s + now - max(asked.asked_s, free_s), now)
-            try:
-                if reference not in ready:
-                    raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
-                candidates, exhausted = ray_calls.get(reference, "searching", _FETCH_TIMEOUT_S)
-                answers.append(SearchAnswer(asked.request, candidates, exhausted))
-            except (ActorLostError, DeadlineError) as error:
-                answers.append(SearchAnswer(asked.request, None, False, error.message))
-                self._restart(asked.task.campaign, error.message)
-            except FarmError as error:
-                self._note("search_failed", asked.task.campaign, error.message)
-                answers.append(SearchAnswer(asked.request, None, False, error.message))
-        for reference, (job, campaign, deadline) in list(self._replays.items()):
-            if reference not in self._replays or (reference not in ready and now < deadline):
-                continue
-            self._replays.pop(reference)
-            try:
-                if reference not in ready:
-                    raise DeadlineError(f"replaying a trace did not finish within {ASK_TIMEOUT_S:g} s")
-                module_json = ray_calls.get(reference, "replaying a trace", _FETCH_TIMEOUT_S)
-                answers.append(Replayed(job, module_json, ""))
-            except (ActorLostError, DeadlineError) as error:
-                answers.append(Replayed(job, "", error.message, lost=True))
-                self._restart(campaign, error.message)
-            except FarmError as error:
-                answers.append(Replayed(job, "", error.message))
+        for each in again:
+            self.ask(each.request, each.task, each.count)
+        self._look_at_told()
+        for asked, call in self._asked.take():
+            answers.append(self._read(asked, call))
         died, self._died = self._died, []
         return [*answers, *died]
+
+    def _read(self, asked: _Ask | _Replay, call: Future[Any]) -> SearchAnswer | Replayed:
+        """Return the answer of a call that is done or late; restart a search that died or hung."""
+        campaign, reason, lost = asked.task.campaign, "", False
+        answer: Any = None
+        if isinstance(asked, _Ask):
+            now = time.monotonic()
+            busy_s, free_s = self._busy.get(campaign, (0.0, 0.0))
+            # An actor serves one request at a time, in order.
+            self._busy[campaign] = (busy_s + now - max(asked.asked_s, free_s), now)
+        try:
+            what = "searching" if isinstance(asked, _Ask) else "replaying a trace"
+            answer = ray_calls.result(call, what, ASK_TIMEOUT_S)
+        except FarmError as error:
+            reason, lost = error.message, isinstance(error, (ActorLostError, DeadlineError))
+        if lost:
+            self._restart(campaign, reason)
+        if isinstance(asked, _Replay):
+            return Replayed(asked.job, answer or "", reason, lost)
+        if reason and not lost:
+            self._note("search_failed", campaign, reason)
+        candidates, exhausted = answer or (None, False)
+        return SearchAnswer(asked.request, candidates, exhausted, reason)
 
     def get_busy_s(self, campaign: str) -> float:
         """Return the seconds that a campaign's search has worked since this engine opened it."""
@@ -260,10 +257,8 @@ class Searches:
         actor = self._actors[task.campaign]
         if task not in self._opened[task.campaign]:
             self._opened[task.campaign].add(task)
-            reference = actor.open.remote(
-                to_key(task), plan.tasks[task], plan.recall(task), plan.under_way(task), plan.foreign(task)
-            )
-            self._loose[reference] = (task.campaign, task)
+            known, under_way, foreign = plan.recall(task), plan.under_way(task), plan.foreign(task)
+            self._tell(actor.open, task, plan.tasks[task], known, under_way, foreign, opens=True)
         return actor
 
     def _start(self, plan: SearchPlan) -> None:
@@ -285,47 +280,43 @@ class Searches:
         self._opened.pop(campaign, None)
         if actor is not None:
             ray_calls.kill(actor)
-        asked = [each for each in (*self._again, *self._asked.values()) if each.task.campaign == campaign]
-        self._asked = {reference: each for reference, each in self._asked.items() if each not in asked}
+        dropped = self._asked.drop(lambda each: each.task.campaign == campaign)
+        asked = [each for each in self._again if each.task.campaign == campaign]
+        asked += [each for each in dropped if isinstance(each, _Ask)]
         self._again = [each for each in self._again if each not in asked]
         if campaign in self._plans:
             self._again += asked
         else:
             self._died += [SearchAnswer(each.request, None, False) for each in asked]
-        for reference, (job, owner, _) in list(self._replays.items()):
-            if owner == campaign:
-                self._replays.pop(reference)
-                self._died.append(Replayed(job, "", "the search was restarted", lost=True))
-        self._loose = {ref: about for ref, about in self._loose.items() if about[0] != campaign}
+        replays = [each for each in dropped if isinstance(each, _Replay)]
+        self._died += [Replayed(each.job, "", "the search was restarted", lost=True) for each in replays]
+        self._told.drop(lambda each: each.task.campaign == campaign)
 
-    def _look_at_loose(self) -> None:
-        """Note failures of calls without a waiter, and results of warm starts."""
-        if not self._loose:
-            return
-        done, _ = ray.wait(list(self._loose), num_returns=len(self._loose), timeout=0)
-        for reference in done:
-            if reference not in self._loose:  # an actor that was just replaced
-                continue
-            campaign, task = self._loose.pop(reference)
+    def _tell(self, method: Any, task: TaskKey, *arguments: Any, opens: bool = False) -> None:
+        self._told.add(ray_calls.call(method, to_key(task), *arguments), _Tell(task, opens), math.inf)
+
+    def _look_at_told(self) -> None:
+        """Note failures of calls without a waiter, and remarks on opened tasks."""
+        for (task, opens), call in self._told.take():
             try:
-                said = ray_calls.get(reference, "teaching the search", _FETCH_TIMEOUT_S)
-                if task is not None:
-                    self._tell(campaign, f"{task.workload} on {task.board_type} at {task.point}", *said)
+                said = ray_calls.result(call, "teaching the search", math.inf)
             except ActorLostError as error:
                 # Its request fails too, and that failure is judged.
-                if not any(each.task.campaign == campaign for each in self._asked.values()):
-                    self._restart(campaign, error.message)
-            except DeadlineError:
-                continue
+                if not any(each.task.campaign == task.campaign for each in self._asked.about):
+                    self._restart(task.campaign, error.message)
             except FarmError as error:
-                self._note("search_failed", campaign, error.message)
+                self._note("search_failed", task.campaign, error.message)
+            else:
+                if opens:
+                    self._note_opened(task, *said)
 
-    def _tell(self, campaign: str, name: str, warm: str, remarks: Sequence[str]) -> None:
+    def _note_opened(self, task: TaskKey, warm: str, remarks: Sequence[str]) -> None:
         """Note a search's remarks on opening a task."""
+        name = f"{task.workload} on {task.board_type} at {task.point}"
         if warm:
-            self._note("warm_start", campaign, f"{name}: {warm}")
+            self._note("warm_start", task.campaign, f"{name}: {warm}")
         for remark in remarks:
-            self._note("search_remark", campaign, f"{name}: {remark}")
+            self._note("search_remark", task.campaign, f"{name}: {remark}")
 
 
 def _start_actor(logs: Path) -> Any:

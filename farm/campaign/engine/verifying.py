@@ -29,7 +29,8 @@ from farm.campaign.verify.programs import (
 )
 from farm.campaign.verify.verification import Verification
 from farm.errors import FarmError
-from farm.processes.compile_subprocess import TIMEOUT_S, Apart
+from farm.processes.calls import Calls
+from farm.processes.jobs import TIMEOUT_S, JobProcess, ProcessEndedError, take
 from farm.search import tvm_env
 from farm.settings import Settings
 from farm.store import Store
@@ -37,18 +38,17 @@ from farm.types.campaigns import Order
 
 
 class ModelCompiles:
-    """Jobs for the compiler process, each with the caller's key. Not thread-safe."""
+    """Jobs for the compiler process, one at a time, each with the caller's key. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._apart: Apart | None = None
+        self._process: JobProcess | None = None
         self._waiting: deque[tuple[Any, Any]] = deque()
-        self._running: tuple[Any, Any, float] | None = None
+        self._running: Calls[tuple[Any, Any]] = Calls()
 
     def prepare(self) -> None:
         """Start the process, which takes seconds, for an expected job."""
-        if self._apart is None:
-            self._apart = Apart([_load])
-            self._running = (None, None, time.monotonic() + TIMEOUT_S)
+        if self._process is None:
+            self._begin(_load)
 
     def submit(self, key: Any, request: Any) -> None:
         """Queue `request.job`; `poll` returns the answer."""
@@ -56,49 +56,43 @@ class ModelCompiles:
 
     def poll(self) -> list[tuple[Any, Any]]:
         """Return finished requests, each with its result or the FarmError that it raised."""
-        done = []
-        if self._running is not None and self._apart is not None:
-            _, request, until_s = self._running
-            late = time.monotonic() > until_s
-            if late or self._apart.has_answer():
-                self._running = None
-                try:
-                    answer = self._apart.take(0.0, request.what if request else "the compiler was not started")
-                except FarmError as error:
-                    answer = error
-                    if late or not self._apart.is_alive():
-                        self._end()
-                if request is not None:
-                    done.append((request, answer))
-        if self._running is None and self._waiting:
+        done: list[tuple[Any, Any]] = []
+        for (_, request), call in self._running.take():
+            try:
+                answer = take(call, 0.0, request.what if request else "the compiler was not started")
+            except FarmError as error:
+                answer = error
+                if not call.done() or isinstance(call.exception(), ProcessEndedError):
+                    self._end()
+            if request is not None:
+                done.append((request, answer))
+        if not self._running and self._waiting:
             key, request = self._waiting.popleft()
             try:
-                self._begin(key, request)
+                self._begin(request.job, key, request)
             except FarmError as error:  # no memory for a process
                 done.append((request, error))
         return done
 
     def forget(self, key: Any) -> None:
         self._waiting = deque(each for each in self._waiting if each[0] != key)
-        if self._running is not None and self._running[0] == key:
+        if self._running.drop(lambda each: each[0] == key):
             self._end()
 
     def close(self) -> None:
         self._waiting.clear()
         self._end()
 
-    def _begin(self, key: Any, request: Any) -> None:
-        if self._apart is None:
-            self._apart = Apart([request.job])
-        else:
-            self._apart.give(request.job)
-        self._running = (key, request, time.monotonic() + TIMEOUT_S)
+    def _begin(self, job: Callable[[], Any], key: Any = None, request: Any = None) -> None:
+        if self._process is None:
+            self._process = JobProcess()
+        self._running.add(self._process.give(job), (key, request), TIMEOUT_S)
 
     def _end(self) -> None:
-        self._running = None
-        apart, self._apart = self._apart, None
-        if apart is not None:
-            apart.__exit__()
+        self._running.drop(lambda _: True)
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 def _load() -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farm import folders
+
 # A library is 17 to 60 KB, so this keeps some fifty thousand.
 MAX_BYTES = 2 << 30
 # After this many new files the folder is scanned and trimmed to this share of its limit.
@@ -66,14 +68,11 @@ class BuildCache:
     def keep(self, key: str, library: bytes) -> None:
         """Write a library atomically. A full disk only loses the entry."""
         path = self._path(key)
-        part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")  # several hosts may share the folder
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(hashlib.sha256(library).digest() + library)
-            part.replace(path)
+            with folders.new_file(path) as part:
+                part.write_bytes(hashlib.sha256(library).digest() + library)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
             self._warn(error)
             return
         self._until_look -= 1

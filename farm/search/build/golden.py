@@ -32,7 +32,8 @@ from tvm import te
 
 from farm import folders
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
+from farm.search.build.build_cache import BuildCache
 from farm.search.build.builder import try_to_build
 
 # Raise the number when the kernel changes: times of different versions are never compared.
@@ -49,7 +50,6 @@ BUILD_TIMEOUT_S = 90.0
 _LOCK_LOOK_S = 0.05
 # Reordering a sum of 1024 float32 products: see `farm/artifacts/verify.py`.
 _TOLERANCE = 1e-4
-_DIGEST_BYTES = 64
 
 # Baseline targets for board types without one for their architecture, so that a virtual board or the local machine
 # keeps its times on any host.
@@ -75,7 +75,7 @@ class GoldenKernels:
 
     def __init__(self, folder: Path) -> None:
         """`folder` holds the libraries and is created on the first write."""
-        self._folder = folder
+        self._folder, self._kept = folder, BuildCache(folder, _log.warning)
         self._lock = threading.Lock()
         self._known: dict[str, GoldenKernel] = {}
 
@@ -87,11 +87,11 @@ class GoldenKernels:
         name, key = name_kernel(target)
         with self._lock:
             if name not in self._known:
-                self._known[name] = GoldenKernel(name, self._fetch(target, self._folder / f"{key}.bin"))
+                self._known[name] = GoldenKernel(name, self._fetch(target, key))
             return self._known[name]
 
-    def _fetch(self, target: Mapping[str, Any], path: Path) -> bytes:
-        if (library := _find_kept(path)) is not None:
+    def _fetch(self, target: Mapping[str, Any], key: str) -> bytes:
+        if (library := self._kept.find(key)) is not None:
             return library
         deadline = time.monotonic() + BUILD_TIMEOUT_S
         with contextlib.ExitStack() as stack:
@@ -100,13 +100,10 @@ class GoldenKernels:
                 stack.enter_context(_locked(self._folder / "lock", deadline))
             except OSError as error:
                 _log.warning("cannot keep the golden kernel in %s: %s", self._folder, error)
-            if (library := _find_kept(path)) is not None:  # another process built it meanwhile
+            if (library := self._kept.find(key)) is not None:  # another process built it meanwhile
                 return library
             library = build(target, max(deadline - time.monotonic(), BUILD_TIMEOUT_S / 2))
-            try:
-                _keep(path, library)
-            except OSError as error:  # it is built again next time
-                _log.warning("cannot keep the golden kernel in %s: %s", path, error)
+            self._kept.keep(key, library)
         return library
 
 
@@ -176,28 +173,6 @@ def _read_versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _find_kept(path: Path) -> bytes | None:
-    """Return a kept library, or None where it is missing or damaged."""
-    try:
-        digest, library = (content := path.read_bytes())[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    except OSError:
-        return None
-    if library and hashlib.sha256(library).hexdigest().encode() == digest:
-        return library
-    _log.warning("%s is damaged; building the golden kernel again", path)
-    return None
-
-
-def _keep(path: Path, library: bytes) -> None:
-    """Write atomically."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        part.write_bytes(hashlib.sha256(library).hexdigest().encode() + library)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

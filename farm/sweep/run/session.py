@@ -26,7 +26,7 @@ from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
 from farm.points.grid import Coupling, leave_out
 from farm.points.values import Goal, Grid, GridPoint, PointMeasurement
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store

@@ -16,8 +16,8 @@ import pytest
 
 from farm.artifacts.given_model import open_model
 from farm.errors import DeadlineError, InternalError, UsageError
-from farm.processes import compile_subprocess
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes import jobs
+from farm.processes.jobs import compile_in_subprocess
 
 
 def test_a_result_or_an_error_of_ours_comes_back() -> None:
@@ -42,7 +42,7 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
     folder.mkdir()
     (folder / "script.py").write_text(
         "import functools, operator\n"
-        "from farm.processes.compile_subprocess import compile_in_subprocess\n"
+        "from farm.processes.jobs import compile_in_subprocess\n"
         "compile_in_subprocess(functools.partial(print, 'noise', flush=True), 'noise')\n"
         "print(compile_in_subprocess(functools.partial(operator.add, 1, 2), 'a sum'))\n"
     )
@@ -55,7 +55,7 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
 
 def test_a_job_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller gets a line every few seconds until the answer or the deadline."""
-    monkeypatch.setattr(compile_subprocess, "_TELL_S", 0.1)
+    monkeypatch.setattr(jobs, "_TELL_S", 0.1)
     said: list[str] = []
     assert compile_in_subprocess(functools.partial(operator.add, 1, 2), "a sum", say=said.append) == 3
     with pytest.raises(DeadlineError, match=r"a nap was not compiled within 0\.5 s"):
