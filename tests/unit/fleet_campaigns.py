@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ def campaign(name: str = "vision", **fields: Any) -> CampaignEntry:
     points = dict.fromkeys(fields.pop("points", ("default",)), OperatingPoint())
     types = [make_type(each, workloads, points=points) for each in fields.pop("board_types", ("nano",))]
     stopping = {each: fields.pop(each, None) for each in ("early_stopping", "early_stopping_all")}
-    values: dict[str, Any] = {"owner": f"owner of {name}", "types": tuple(types)}
-    order = make_order(name, search=SEARCH.model_copy(update=stopping), **(values | fields))
+    fields = {"owner": f"owner of {name}", "types": tuple(types)} | fields
+    order = make_order(name, search=SEARCH.model_copy(update=stopping), **fields)
     return to_campaign(order, order.budget)
 
 
@@ -59,33 +60,27 @@ class Recorder:
     def search(self, request: Request) -> None:
         self.acts.append(Act("search", request.task.key, request=request.number, count=request.count))
 
-    def build(self, job: Job) -> None:
-        self._note("build", job)
-
-    def measure(self, assignment: Assignment) -> None:
-        waits, board = assignment.started_s is None, assignment.board.name
-        self._note("measure", assignment.job, assignment=assignment.number, board=board, waits=waits)
-
-    def revoke(self, assignment: Assignment) -> None:
-        self._note("revoke", assignment.job, assignment=assignment.number)
-
-    def count(self, job: Job, latency_s: float | None) -> None:
-        self._note("count", job, latency_s=latency_s)
-
     def drop(self, task: Task, candidate: Candidate, banned: str) -> None:
         self.acts.append(Act("drop", task.key, candidate=candidate.hash, banned=banned))
 
     def change(self, campaign: CampaignEntry) -> None:
         self.acts.append(Act("change"))
 
-    def _note(self, kind: str, job: Job, **values: Any) -> None:
-        self.acts.append(Act(kind, job.task.key, job.number, job.candidate.hash, **values))
+    def _note(self, kind: str, job: Job, latency_s: float | None = None, **at: Any) -> None:
+        self.acts.append(Act(kind, job.task.key, job.number, job.candidate.hash, latency_s=latency_s, **at))
+
+    def _note_at(self, kind: str, assignment: Assignment) -> None:
+        waits, board = assignment.started_s is None, assignment.board.name
+        self._note(kind, assignment.job, assignment=assignment.number, board=board, waits=waits)
+
+    build, count = functools.partialmethod(_note, "build"), functools.partialmethod(_note, "count")
+    measure, revoke = functools.partialmethod(_note_at, "measure"), functools.partialmethod(_note_at, "revoke")
 
 
 class Hands:
     """A fleet whose answers a test gives itself. It keeps what is asked and not yet answered, oldest first."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *boards: str, **settings: Any) -> None:
         values: dict[str, Any] = {"batch": 4, "warmup": 4, "builders": 8}
         self.worker = Recorder()
         self.state = FleetState(v.SchedulerSettings(**(values | settings)), self.worker)
@@ -95,6 +90,7 @@ class Hands:
         self.builds: dict[int, Act] = {}
         self.measures: dict[int, Act] = {}
         self._made = 0
+        self.boards(*boards)
 
     def tell(self, event: Callable[..., None] | None = None, *given: Any, after_s: float = 0.0) -> list[Act]:
         """Let an event happen after a while, or time pass; return what is done then."""
@@ -111,14 +107,14 @@ class Hands:
                 self.builds[act.job] = act
             elif act.kind == "measure":
                 self.measures[act.assignment] = act
-            elif act.kind == "revoke":
-                self.measures.pop(act.assignment)
+        self.measures = {n: act for n, act in self.measures.items() if n in self.state.assignments}
         self.builds = {job: act for job, act in self.builds.items() if job in self.state.jobs}
         self.seen += acts
         return acts
 
-    def add(self, *names: str, **fields: Any) -> None:
+    def add(self, *names: str, **fields: Any) -> Hands:
         self.tell(events.add_campaign, campaign(*names, **fields))
+        return self
 
     def boards(self, *names: str, board_type: str = "nano", **fields: Any) -> None:
         for name in names:
@@ -154,10 +150,10 @@ class Hands:
         at_boards = self.state.assignments
         return [m for number, m in self.measures.items() if at_boards[number].started_s is not None]
 
-    def finish(self, most: int = 10_000) -> None:
+    def finish(self, most: int = 10_000, board_s: float = 2.0) -> None:
         self.supply()
         while self.running() and most:
-            self.measure(self.running()[0].assignment)
+            self.measure(self.running()[0].assignment, board_s=board_s)
             self.supply()
             most -= 1
 

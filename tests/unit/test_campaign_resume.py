@@ -17,7 +17,6 @@ from farm.campaign.plan_estimate import CHECK_S, leave_search_s, list_final_s
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import ON_BOARD, READY, FleetState
 from farm.campaign.scheduler.state import Job
-from farm.campaign.scheduler.values import SchedulerSettings
 from farm.report import campaign_rows, campaign_table
 from farm.search.candidates import Candidate
 from farm.store.totals import CountedTrial
@@ -25,7 +24,7 @@ from farm.store.trials import CandidateKey
 from farm.types.campaigns import Budget, Order, WorkloadOrder
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_type
 from tests.unit.campaign_orders import make_order as make_campaign_order
-from tests.unit.fleet_campaigns import Hands, Recorder, name_candidates
+from tests.unit.fleet_campaigns import Hands, name_candidates
 
 CONV = WorkloadOrder(hash="c1", name="conv2d 3x3", kind="conv2d", flop=2e6, weight=5.0, models=("a", "b"), calls=(2, 3))
 DENSE = WorkloadOrder(hash="d1", name="matmul 8>8", kind="dense", flop=1e3, weight=1.0, models=("b",), calls=(1,))
@@ -56,7 +55,7 @@ def row(median_s: float | None, workload: str = "c1", board_type: str = "nano", 
 
 def begin(rows: list[CountedTrial] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
     order = order or make_order()
-    campaign, fleet = to_campaign(order, order.budget, rows or [], 12.0), FleetState(SchedulerSettings(), Recorder())
+    campaign, fleet = to_campaign(order, order.budget, rows or [], 12.0), Hands().state
     fleet.now_s = 100.0
     events.add_campaign(fleet, campaign, 30.0)
     return Active(1, campaign), fleet

@@ -9,13 +9,11 @@ import pytest
 
 from farm.campaign.engine.orders import CampaignOrders
 from farm.campaign.engine.roster import Roster
-from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.values import SchedulerSettings
 from farm.errors import StoreFaultError
 from farm.settings import Settings
 from farm.store import Store
 from tests.unit.campaign_orders import make_order, submit
-from tests.unit.fleet_campaigns import Recorder
+from tests.unit.fleet_campaigns import Hands
 
 
 class NoSearches:
@@ -28,8 +26,7 @@ def test_an_engine_that_was_believed_gone_lets_go(tmp_path: pathlib.Path, engine
     """It carries on with no campaign that others noted as left, or that another engine has."""
     with Store(tmp_path / "farm.db") as store:
         submit(store, make_order("c"))
-        searches = cast("Any", NoSearches())
-        fleet = FleetState(SchedulerSettings(), Recorder())
+        searches, fleet = cast("Any", NoSearches()), Hands().state
         roster, verifying = Roster(store, cast("Any", None), fleet), cast("Any", None)
         orders = CampaignOrders(Settings(home=str(tmp_path)), store, fleet, roster, verifying, searches, lambda _: None)
         orders.poll()

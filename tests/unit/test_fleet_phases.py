@@ -11,8 +11,7 @@ from tests.unit.fleet_campaigns import Hands
 def host(**settings: object) -> Hands:
     hands = Hands(**settings)
     hands.boards("here", is_host=True)
-    hands.add()
-    return hands
+    return hands.add()
 
 
 def busy(hands: Hands) -> bool:
@@ -76,10 +75,9 @@ def test_a_paused_campaign_does_not_hold_the_host() -> None:
 
 def test_a_host_that_measures_winners_rests() -> None:
     """Neither search nor build begins while winners are measured on it, and both do afterwards."""
-    hands = Hands()
+    hands = Hands("nano-1")
     hands.state.reserved = True
     hands.add()
-    hands.boards("nano-1")
     assert not busy(hands)
     hands.state.reserved = False
     hands.tell()

@@ -18,9 +18,7 @@ from tests.unit.fleet_campaigns import Hands, campaign, name_candidates, workloa
 
 
 def fleet(*boards: str, **settings: object) -> Hands:
-    hands = Hands(**settings)
-    hands.boards(*boards)
-    hands.add()
+    hands = Hands(*boards, **settings).add()
     hands.supply()
     return hands
 
@@ -38,9 +36,7 @@ def test_work_reaches_every_board_and_no_more_than_it_can_take() -> None:
     lane = hands.state.lanes[0]
     assert 1 <= lane.ahead <= 2 * 4
     assert not hands.searches
-    hands = Hands(builders=2)
-    hands.boards(*"abcdef")
-    hands.add()
+    hands = Hands(*"abcdef", builders=2).add()
     while hands.searches and len(hands.state.jobs) < 4:
         hands.propose(next(iter(hands.searches)))
     assert len(hands.builds) == 2
@@ -60,8 +56,7 @@ def test_a_campaign_ends_with_its_trials() -> None:
 
 def test_a_type_of_few_boards_gets_its_first_trials() -> None:
     """However much quicker the boards of another type are, each workload of each type has one of a small budget."""
-    hands = Hands()
-    hands.boards(*"abcdef")
+    hands = Hands(*"abcdef")
     hands.boards("slow", board_type="tx2")
     hands.add(workloads=6, board_types=("nano", "tx2"), budget=Budget(trials=16))
     hands.supply()
@@ -76,8 +71,7 @@ def test_a_type_of_few_boards_gets_its_first_trials() -> None:
 
 def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
     """A type without boards does not delay the campaign's other trials."""
-    hands = Hands()
-    hands.boards("a")
+    hands = Hands("a")
     hands.add(workloads=6, board_types=("nano", "tx2"), budget=Budget(trials=16))
     hands.finish()
     assert len(hands.of("count")) == 16
@@ -85,8 +79,7 @@ def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
 
 def test_what_promises_more_is_searched_more() -> None:
     """Of two workloads of which one weighs a hundred times the other, the heavy one gets most trials."""
-    hands = Hands()
-    hands.boards("a")
+    hands = Hands("a")
     workloads = (workload("light", "dense"), workload("heavy", weight=100.0))
     hands.add(types=(make_type("nano", workloads),), budget=Budget(trials=60))
     hands.finish()
@@ -96,9 +89,7 @@ def test_what_promises_more_is_searched_more() -> None:
 
 def test_a_workload_has_a_budget_of_its_own() -> None:
     """No workload counts more trials than `per_workload`, and the campaign ends when all have them."""
-    hands = Hands()
-    hands.boards("a", "b")
-    hands.add(budget=Budget(per_workload=6))
+    hands = Hands("a", "b").add(budget=Budget(per_workload=6))
     hands.finish()
     assert [count.task.workload for count in hands.of("count")].count("vision-w0") == 6
     assert len(hands.of("count")) == 12
@@ -107,9 +98,7 @@ def test_a_workload_has_a_budget_of_its_own() -> None:
 
 def test_an_exhausted_space_ends_a_workload() -> None:
     """When searches have nothing more, what they proposed is measured and the campaign ends."""
-    hands = Hands()
-    hands.boards("a")
-    hands.add()
+    hands = Hands("a").add()
     while hands.searches:
         hands.propose(next(iter(hands.searches)), count=1, exhausted=True)
     hands.finish()
@@ -120,9 +109,7 @@ def test_an_exhausted_space_ends_a_workload() -> None:
 
 def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
     """A workload ends when its search failed three times in a row; the campaign goes on without it."""
-    hands = Hands()
-    hands.boards("a")
-    hands.add(workloads=1)
+    hands = Hands("a").add(workloads=1)
     while hands.searches:
         hands.tell(events.search_failed, hands.searches.popitem()[0], "its process died")
     assert hands.ended() == ["its search failed 3 times: its process died"]
@@ -131,9 +118,7 @@ def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
 
 def test_a_search_that_answers_again_is_forgiven() -> None:
     """Late answers of killed work, any number of them, end nothing."""
-    hands = Hands()
-    hands.boards("a")
-    hands.add(workloads=1, budget=Budget(trials=12))
+    hands = Hands("a").add(workloads=1, budget=Budget(trials=12))
     while hands.status() is not Status.FINISHED:
         for _ in range(2 if hands.searches else 0):
             hands.tell(events.search_failed, hands.searches.popitem()[0])
@@ -156,9 +141,7 @@ def test_a_fault_of_the_candidate_counts() -> None:
     (count,) = hands.of("count")
     assert (count.candidate, count.latency_s) == (first.candidate, None)
     assert sum(m.job == first.job for m in hands.of("measure")) == 1
-    hands = Hands()
-    hands.boards("a")
-    hands.add()
+    hands = Hands("a").add()
     hands.propose(next(iter(hands.searches)))
     hands.build(next(iter(hands.builds)), FaultSide.CANDIDATE)
     assert len(hands.of("count")) == 1
@@ -185,9 +168,7 @@ def test_a_board_fault_sends_the_candidate_elsewhere() -> None:
 
 def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> None:
     """Of two idle boards the first must not have the candidate, so that the second one gets it."""
-    hands = Hands()
-    hands.boards("a", "b")
-    hands.add(workloads=1, budget=Budget(trials=2))
+    hands = Hands("a", "b").add(workloads=1, budget=Budget(trials=2))
     hands.supply()
     hands.tell(events.pause, "vision")
     failed, good = sorted(hands.running(), key=lambda m: m.board)
@@ -199,9 +180,7 @@ def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> Non
 
 def test_a_candidate_that_took_two_boards_down_is_banned() -> None:
     """After the second lost board no board gets the candidate, not even if a search proposes it again."""
-    hands = Hands()
-    hands.boards("a", "b", "c")
-    hands.add(workloads=1)
+    hands = Hands("a", "b", "c").add(workloads=1)
     hands.supply()
     first = hands.running()[0]
     hands.measure(first.assignment, FaultSide.BOARD)
@@ -271,9 +250,7 @@ def test_one_broken_board_does_not_pause_a_campaign() -> None:
 
 def test_a_straggler_is_doubled_and_counts_once() -> None:
     """What takes far too long is given to an idle board too; the first result counts, the other one is late."""
-    hands = Hands(straggler_min_s=10.0)
-    hands.boards("a", "b")
-    hands.add(workloads=1, budget=Budget(trials=4))
+    hands = Hands("a", "b", straggler_min_s=10.0).add(workloads=1, budget=Budget(trials=4))
     hands.supply()
     slow = next(m for m in hands.running() if m.board == "a")
     while len(hands.measures) > 1:
@@ -305,8 +282,7 @@ def test_boards_keep_their_clocks() -> None:
 
 def test_a_point_without_a_board_of_its_own_is_not_starved() -> None:
     """One board, two operating points: both get about half of the trials, with few changes between them."""
-    hands = Hands(switch_s=5.0)
-    hands.boards("a")
+    hands = Hands("a", switch_s=5.0)
     hands.add(points=("default", "maxn"), budget=Budget(trials=80))
     hands.finish()
     points = [count.task.point for count in hands.of("count")]
@@ -317,8 +293,7 @@ def test_a_point_without_a_board_of_its_own_is_not_starved() -> None:
 
 def test_owners_share_by_board_time_not_by_trials() -> None:
     """An owner whose measurements take three times as long gets a third of the trials."""
-    hands = Hands()
-    hands.boards("a", "b", "c")
+    hands = Hands("a", "b", "c")
     for name in ("slow", "fast"):
         hands.add(name, budget=Budget(trials=400))
     hands.supply()
@@ -332,27 +307,18 @@ def test_owners_share_by_board_time_not_by_trials() -> None:
 
 def test_an_owner_gets_no_more_by_more_campaigns() -> None:
     """Three campaigns of one owner and one of another: half the board time each."""
-    hands = Hands()
-    hands.boards("a", "b")
+    hands = Hands("a", "b")
     for name, owner in (("one", "x"), ("two", "x"), ("three", "x"), ("four", "y")):
         hands.add(name, owner=owner, budget=Budget(trials=400))
-    hands.supply()
-    for _ in range(200):
-        hands.measure(hands.running()[0].assignment)
-        hands.supply()
+    hands.finish(200)
     assert hands.state.owner_board_s["x"] == pytest.approx(hands.state.owner_board_s["y"], rel=0.1)
 
 
 def test_priority_is_a_share_and_starves_nobody() -> None:
     """Two priorities higher is four times the trials of the same owner's other campaign, which goes on all the same."""
-    hands = Hands()
-    hands.boards("a", "b")
-    hands.add("high", owner="x", priority=2, budget=Budget(trials=400))
+    hands = Hands("a", "b").add("high", owner="x", priority=2, budget=Budget(trials=400))
     hands.add("low", owner="x", budget=Budget(trials=400))
-    hands.supply()
-    for _ in range(200):
-        hands.measure(hands.running()[0].assignment)
-        hands.supply()
+    hands.finish(200)
     counted = {name: entry.counted for name, entry in hands.state.campaigns.items()}
     assert counted["high"] == pytest.approx(4 * counted["low"], rel=0.2)
 
@@ -360,25 +326,17 @@ def test_priority_is_a_share_and_starves_nobody() -> None:
 @pytest.mark.parametrize(("there_before", "credit_s"), [(False, 10_000.0), (True, 10.0)])
 def test_who_was_away_does_not_take_the_fleet(there_before: bool, credit_s: float) -> None:
     """Who joins after an hour, or was paused for it, shares from then on, and hardly makes up for the time before."""
-    hands = Hands(credit_s=credit_s)
-    hands.boards("a", "b")
+    hands = Hands("a", "b", credit_s=credit_s)
     for name in ("first", "second") if there_before else ("first",):
         hands.add(name, budget=Budget(trials=1000))
     hands.supply()
     if there_before:
         hands.tell(events.pause, "second")
-    for _ in range(100):
-        hands.measure(hands.running()[0].assignment, board_s=36.0)
-        hands.supply()
-    if there_before:
-        hands.tell(events.resume, "second")
-    else:
-        hands.add("second")
-    hands.supply()
+    hands.finish(100, board_s=36.0)
+    back = (events.resume, "second") if there_before else (events.add_campaign, campaign("second"))
+    hands.tell(*back)
     before = hands.state.campaigns["first"].counted
-    for _ in range(60):
-        hands.measure(hands.running()[0].assignment, board_s=36.0)
-        hands.supply()
+    hands.finish(60, board_s=36.0)
     assert 20 <= hands.state.campaigns["first"].counted - before <= 40
 
 
@@ -387,8 +345,7 @@ def test_who_was_away_does_not_take_the_fleet(there_before: bool, credit_s: floa
 
 def test_labels_keep_campaigns_to_their_boards() -> None:
     """A campaign that asks for a label only gets boards that have it."""
-    hands = Hands()
-    hands.boards("a", "b")
+    hands = Hands("a", "b")
     hands.boards("c", labels=frozenset({"rack=a", "fan=yes"}))
     hands.add(labels={"rack": "a"})
     hands.supply()
@@ -432,18 +389,14 @@ def test_a_board_that_yields_ends_its_trial_and_gets_no_other() -> None:
 
 def test_an_operator_changes_a_priority() -> None:
     """From then on the campaign's part of its owner's boards is another."""
-    hands = Hands()
-    hands.boards("a")
-    hands.add()
+    hands = Hands("a").add()
     hands.tell(events.change_priority, "vision", 2)
     assert hands.state.campaigns["vision"].weight == 4
 
 
 def test_the_wall_clock_ends_a_campaign_and_pauses_do_not_count() -> None:
     """It ends at that time and not before; a pause moves it."""
-    hands = Hands()
-    hands.boards("a")
-    hands.add(budget=Budget(wall_clock_s=100.0))
+    hands = Hands("a").add(budget=Budget(wall_clock_s=100.0))
     hands.supply()
     hands.tell(events.pause, "vision", after_s=40.0)
     hands.tell(events.resume, "vision", after_s=1000.0)
@@ -490,16 +443,12 @@ def test_early_stopping_ends_a_workload_then_the_campaign() -> None:
     """A workload that gets no better is searched no further, and when all have stopped the campaign ends. No better
     candidate of any workload in so many trials, and the campaign ends.
     """
-    hands = Hands()
-    hands.boards("a")
-    hands.add(early_stopping=5)
+    hands = Hands("a").add(early_stopping=5)
     hands.finish()
     assert len(hands.ended()) == 2
     assert 12 <= len(hands.of("count")) <= 20
     assert hands.status() is Status.FINISHED
-    hands = Hands()
-    hands.boards("a")
-    hands.add(early_stopping_all=9)
+    hands = Hands("a").add(early_stopping_all=9)
     hands.finish()
     assert "no better candidate in 9 trials" in hands.state.campaigns["vision"].reason
 
@@ -520,12 +469,10 @@ def test_a_cancelled_campaign_leaves_nothing() -> None:
 
 def test_a_campaign_goes_on_after_a_restart() -> None:
     """What counted before counts still, in all budgets: only the rest is made, and less of what was done most."""
-    hands = Hands(measure_limit_s=10.0)
-    hands.boards("a", "b")
+    hands = Hands("a", "b", measure_limit_s=10.0)
     budget = Budget(trials=100, per_workload=60, board_s=1000.0)
     trials = [CountedTrial("nano", f"vision-w{n}", "default", 1e-3 + n * 1e-3) for n in (*[0] * 55, *[1] * 20)]
-    order = campaign(budget=budget).order
-    hands.tell(events.add_campaign, resume.to_campaign(order, budget, trials, board_s=900.0), 50.0)
+    hands.tell(events.add_campaign, resume.to_campaign(campaign().order, budget, trials, board_s=900.0), 50.0)
     hands.finish()
     tasks = [count.task for count in hands.of("count")]
     assert len(tasks) == 25
@@ -556,11 +503,10 @@ def test_orders_that_cannot_be_are_refused() -> None:
 
 def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     """A campaign in parts searches on each type, at each point, only the workloads of that part."""
-    hands = Hands()
+    hands = Hands("n")
     one, two = workload("one"), workload("two", "dense")
     types = (make_type("nano", (one,)), make_type("tx2", (one, two), points={"slow": OperatingPoint()}))
     hands.add(types=types, budget=Budget(per_workload=8))
-    hands.boards("n")
     hands.boards("t", board_type="tx2")
     hands.finish()
     keys = {tuple(count.task)[1:] for count in hands.of("count")}
@@ -569,8 +515,7 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
 
 def test_winners_cost_their_campaign_board_time() -> None:
     """What boards spend on a campaign's winners is its own and its owner's, also after its search has ended."""
-    hands = Hands()
-    hands.add()
+    hands = Hands().add()
     hands.tell(events.cancel, "vision")
     hands.tell(events.finalist_measured, "vision", 7.5)
     hands.tell(events.finalist_measured, "missing", 7.5)
@@ -580,9 +525,7 @@ def test_winners_cost_their_campaign_board_time() -> None:
 
 def test_a_board_whose_waiting_job_is_taken_gets_another_at_once() -> None:
     """An idle board takes a busy one's waiting job; the job that just failed on the idle one waits there instead."""
-    hands = Hands()
-    hands.boards("a", "b")
-    hands.add(workloads=1, budget=Budget(trials=3))
+    hands = Hands("a", "b").add(workloads=1, budget=Budget(trials=3))
     hands.supply()
     (waiting,) = (each for each in hands.measures.values() if each.waits)
     (failing,) = (each for each in hands.running() if each.board != waiting.board)
@@ -593,10 +536,8 @@ def test_a_board_whose_waiting_job_is_taken_gets_another_at_once() -> None:
 
 def test_a_budget_of_energy_ends_a_campaign() -> None:
     """The search ends once its measurements have used the joules; those of finalists count too."""
-    hands = Hands()
-    hands.boards("n1")
-    budget = Budget(energy_j=10.0)
-    hands.tell(events.add_campaign, resume.to_campaign(campaign().order, budget, [], energy_j=4.0))
+    hands = Hands("n1")
+    hands.tell(events.add_campaign, resume.to_campaign(campaign().order, Budget(energy_j=10.0), [], energy_j=4.0))
     hands.supply()
     hands.tell(events.measured, hands.running()[0].assignment, None, 1.0, 1e-3, 3.0)
     assert hands.status() is not Status.FINISHED

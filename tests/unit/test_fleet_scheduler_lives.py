@@ -31,9 +31,9 @@ LIMIT_S = 2_000.0
 
 class Checked(Hands):
     def __init__(self) -> None:
-        super().__init__(batch=3, warmup=2, builders=3, measure_limit_s=LIMIT_S, max_faults_in_a_row=6)
         self.open: set[tuple[v.TaskKey, str]] = set()
         self.late: list[int] = []
+        super().__init__(batch=3, warmup=2, builders=3, measure_limit_s=LIMIT_S, max_faults_in_a_row=6)
 
     def tell(self, event: Any = None, *given: Any, after_s: float = 0.0) -> list[Act]:
         """Let an event happen; a candidate's only way out of the books is one conclusion."""

@@ -12,15 +12,13 @@ from farm.campaign.engine.active import Active
 from farm.campaign.engine.engine_board import Arrived
 from farm.campaign.engine.roster import Roster
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import to_campaign
-from farm.campaign.scheduler.values import SchedulerSettings
 from farm.store import Store
 from farm.types.campaigns import Order
 from farm.values import Board, CampaignState
 from tests.unit import campaign_orders
-from tests.unit.fleet_campaigns import Recorder
+from tests.unit.fleet_campaigns import Hands
 
 
 class Crew:
@@ -56,12 +54,13 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 def active(name: str, **changes: Any) -> Active:
     order: Order = campaign_orders.make_order(name, **changes)
-    return Active(1, to_campaign(order, order.budget))
+    made = Active(1, to_campaign(order, order.budget))
+    made.campaign.reason = "no board is here"
+    return made
 
 
 def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Roster:
-    fleet = FleetState(SchedulerSettings(), Recorder())
-    made = Roster(store, crew, fleet, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
+    made = Roster(store, crew, Hands().state, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
     made._look_at = -1e9
     return made
 
@@ -116,20 +115,20 @@ def test_names_of_boards_are_kept_and_waited_for(store: Store) -> None:
     del document["models"][0]["shapes"], document["labels"], document["priority"], document["process"]
     assert Order(**document) == campaign_orders.make_order("c")
     store.boards.remove("n1", "n2")
-    found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
-    assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")
+    found = roster(store, Crew()).explain_absence(active("c"))
+    assert found == (CampaignState.WAITING, "no board is here")
 
 
 def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Store) -> None:
     """One that is free, or leased to be connected to, is about to come; nothing is said of boards that are missing."""
     crew = Crew()
     made = roster(store, crew)
-    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+    assert made.explain_absence(active("c")) == (CampaignState.CONNECTING, "2 boards may be used")
     for name in ("n1", "n2"):
         store.leases.acquire(name, "client", "a sweep")
-    state, reason = made.explain_absence(active("c"), "no board is here")
+    state, reason = made.explain_absence(active("c"))
     assert state is CampaignState.WAITING
     assert reason.startswith("no board is here (n1: ")
     assert "client" in reason
     crew.taken = {"n2"}
-    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+    assert made.explain_absence(active("c")) == (CampaignState.CONNECTING, "2 boards may be used")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
 from farm.campaign.scheduler.state import CampaignEntry, Job, Lane
-from farm.campaign.scheduler.values import TaskKey
 from farm.inventory.board_types import require_board_type
 from farm.points.values import format_clocks
 from farm.search import gpus
-from farm.types.campaigns import Order, TypeOrder
+from farm.types.campaigns import Budget, Order
 
 if TYPE_CHECKING:  # loads NumPy
     from farm.campaign.engine.engine_board import TrialMeasured
@@ -83,6 +82,11 @@ class Active:
     recorded: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
     decided: bool = False
 
+    # The limits that were heard of last. Since when it has no board (monotonic, s), and what was noted of that.
+    budget: Budget | None = None
+    alone_since: float | None = None
+    absence: tuple[str, str] | None = None
+
     @property
     def order(self) -> Order:
         return self.campaign.order
@@ -90,9 +94,6 @@ class Active:
     @property
     def name(self) -> str:
         return self.campaign.name
-
-    def type_of(self, board_type: str) -> TypeOrder:
-        return next(each for each in self.order.types if each.board_type == board_type)
 
     def find_energy_j(self, report: TrialMeasured) -> float:
         """Return the energy that a measurement took: the board's power in it times the time held.
@@ -109,18 +110,18 @@ class Active:
         ranges = (require_board_type(each.board_type).power.idle_range_w or (0.0, 0.0) for each in self.order.types)
         return max(sum(each) / 2 for each in ranges)
 
-    def next_attempt(self, task: TaskKey, candidate: str) -> int:
+    def next_attempt(self, job: Job) -> int:
         """Return the number of a candidate's next attempt, from 1. `forget` removes the entry.
 
         A candidate that was given up keeps its entry: a restarted search may propose it again.
         """
-        key = (task.board_type, task.workload, task.point, candidate)
+        key = _to_attempts_key(job)
         self.attempts[key] = self.attempts.get(key, 0) + 1
         return self.attempts[key]
 
-    def forget(self, task: TaskKey, candidate: str) -> None:
+    def forget(self, job: Job) -> None:
         """Drop the entry of a candidate that is concluded: its attempts are counted in the store."""
-        self.attempts.pop((task.board_type, task.workload, task.point, candidate), None)
+        self.attempts.pop(_to_attempts_key(job), None)
 
     def count_fault(self, side: FaultSide) -> None:
         self.faults[f"{side}_faults"] += 1
@@ -142,6 +143,11 @@ class Active:
             if len(self.history) > _HISTORY:
                 self.history = self.history[::2]
                 self.history_step *= 2
+
+
+def _to_attempts_key(job: Job) -> tuple[str, str, str, str]:
+    task = job.task.key
+    return task.board_type, task.workload, task.point, job.candidate.hash
 
 
 def to_measure_spec(job: Job, best_s: float | None) -> MeasureSpec:

@@ -37,51 +37,6 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import Trial
 
-
-class Journal:
-    """Writes trials. Raises what the store raises: the engine cannot go on without it."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @staticmethod
-    def find_median_s(outcome: Outcome) -> float | None:
-        """Return the median latency of a good outcome in seconds."""
-        if outcome.status.fault_side is not None or not outcome.latency_s:
-            return None
-        return statistics.median(outcome.latency_s)
-
-    def write_counted(self, active: Active, job: Job) -> Outcome:
-        """Write a trial that ended well or by its candidate's fault. Raises InternalError if it was counted before."""
-        if job.outcome is None:
-            raise InternalError(f"job {job.number} counts and has no outcome")
-        if not self.write(active, job, job.outcome, job.held_s):
-            raise InternalError(f"trial {job.task.key} {job.candidate.hash} was counted already")
-        active.forget(job.task.key, job.candidate.hash)
-        return job.outcome
-
-    def write(self, active: Active, job: Job, outcome: Outcome, held_s: float | None) -> bool:
-        """Write an attempt; return whether it is new."""
-        task, side = job.task.key, outcome.status.fault_side
-        if side is not None:
-            active.count_fault(side)
-        return self._store.trials.add(
-            Trial(
-                campaign=active.id,
-                workload=task.workload,
-                candidate=job.candidate.hash,
-                operating_point=task.point,
-                attempt=active.next_attempt(task, job.candidate.hash),
-                outcome=outcome,
-                trace_json=job.candidate.trace_json,
-                library_sha256=job.sha256,
-                build_s=job.build_s,
-                held_s=held_s,
-                board_type=task.board_type,
-            )
-        )
-
-
 # How long the loop waits while nothing finishes; orders, leases and deadlines are checked that often.
 _TICK_S = 0.2
 
@@ -138,7 +93,6 @@ class CampaignEngine:
     ) -> None:
         """`need` connects boards by name."""
         self._store, self._boards, self._compilers = store, engine_boards, compilers
-        self._journal = Journal(store)
         self._searches = searches.Searches(self._tell, settings.home_path / "logs")
         self.fleet = FleetState(
             SchedulerSettings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers), self
@@ -209,12 +163,11 @@ class CampaignEngine:
         if job is None:
             return
         job.build_s, side = result.seconds, result.status.fault_side
+        job.outcome, job.held_s = Outcome(result.status, result.message, started_at=time.time()), None
         if result.status is Status.OK:
             job.library, job.sha256 = result.library, result.sha256
-        else:
-            job.outcome, job.held_s = Outcome(result.status, result.message, started_at=time.time()), None
-            if side is not FaultSide.CANDIDATE:
-                self._journal.write(self._find_active(job.task), job, job.outcome, None)
+        elif side is not FaultSide.CANDIDATE:
+            self._write(job, job.outcome)
         events.built(self.fleet, job.number, side)
 
     def _on_report(self, report: Any) -> None:
@@ -230,16 +183,37 @@ class CampaignEngine:
         elif isinstance(report, boards.Ran):
             self._verifying.on_ran(report)
         elif not self._verifying.on_measured(report) and report.assignment in self.fleet.assignments:
-            job, outcome = self.fleet.assignments[report.assignment].job, report.outcome
-            active, side = self._find_active(job.task), outcome.status.fault_side
-            job.outcome, job.held_s = outcome, report.board_s
+            job, side = self.fleet.assignments[report.assignment].job, report.outcome.status.fault_side
+            job.outcome, job.held_s = report.outcome, report.board_s
             if side not in (None, FaultSide.CANDIDATE):
-                self._journal.write(active, job, outcome, report.board_s)
-            latency_s, energy_j = self._journal.find_median_s(outcome), active.find_energy_j(report)
+                self._write(job, job.outcome)
+            latency_s = None if side or not report.outcome.latency_s else statistics.median(report.outcome.latency_s)
+            energy_j = self._find_active(job.task).find_energy_j(report)
             events.measured(self.fleet, report.assignment, side, report.board_s, latency_s, energy_j)
 
     def _find_active(self, task: Task) -> Active:
         return self.active[task.key.campaign]
+
+    def _write(self, job: Job, outcome: Outcome) -> bool:
+        """Write an attempt; return whether it is new. Raises what the store raises: nothing goes on without it."""
+        task, active = job.task.key, self._find_active(job.task)
+        if outcome.status.fault_side is not None:
+            active.count_fault(outcome.status.fault_side)
+        return self._store.trials.add(
+            Trial(
+                campaign=active.id,
+                workload=task.workload,
+                candidate=job.candidate.hash,
+                operating_point=task.point,
+                attempt=active.next_attempt(job),
+                outcome=outcome,
+                trace_json=job.candidate.trace_json,
+                library_sha256=job.sha256,
+                build_s=job.build_s,
+                held_s=job.held_s,
+                board_type=task.board_type,
+            )
+        )
 
     # What to do: the scheduler's worker
 
@@ -264,7 +238,12 @@ class CampaignEngine:
     def count(self, job: Job, latency_s: float | None) -> None:
         """Write a trial, and only then let the search learn from it."""
         task, lane, active = job.task, job.task.lane, self._find_active(job.task)
-        active.note_clocks(lane, self._journal.write_counted(active, job))
+        if job.outcome is None:
+            raise InternalError(f"job {job.number} counts and has no outcome")
+        if not self._write(job, job.outcome):
+            raise InternalError(f"trial {task.key} {job.candidate.hash} was counted already")
+        active.forget(job)
+        active.note_clocks(lane, job.outcome)
         self._searches.observe(task.key, [(job.candidate.hash, latency_s)])
         heaviest = max(lane.of_type.workloads, key=lambda each: each.flop)
         if latency_s is not None and job.library is not None and task.workload is heaviest:

@@ -53,10 +53,6 @@ class CampaignOrders:
         self._settings, self._store, self._fleet, self._note = settings, store, fleet, note
         self._roster, self._verifying, self._searches = roster, verifying, searches
         self.active: dict[str, Active] = {}
-        self._budgets: dict[str, Any] = {}
-        # Of campaigns without a board: the scheduler's reason, and what was noted of it last.
-        self._waiting: dict[str, str] = {}
-        self._explained: dict[str, tuple[str, str]] = {}
         self._look_at = self._report_at = 0.0
         self._idle_since = time.monotonic()
 
@@ -82,11 +78,9 @@ class CampaignOrders:
         name, reason = campaign.name, campaign.reason
         active = self.active[name]
         if campaign.status is v.Status.WAITING:
-            self._waiting[name] = reason
             self._explain(active)
             return
-        self._forget_waiting(name)
-        self._roster.forget_absence(name)
+        active.alone_since = active.absence = None
         # The scheduler's part ends with the search; for people it ends with verification.
         status = "verifying" if campaign.status is v.Status.FINISHED else str(campaign.status)
         self._store.campaigns.note(active.id, status, reason)
@@ -100,9 +94,9 @@ class CampaignOrders:
 
     def _explain(self, active: Active) -> None:
         """Write why a campaign has no board, if that changed."""
-        state, reason = self._roster.explain_absence(active, self._waiting[active.name])
-        if self._explained.get(active.name) != (state, reason):
-            self._explained[active.name] = (state, reason)
+        state, reason = self._roster.explain_absence(active)
+        if active.absence != (state, reason):
+            active.absence = (state, reason)
             self._store.campaigns.note(active.id, state, reason)
             self._note(f"{active.name} is {state}" + (f": {reason}" if reason else ""))
             self._report_at = 0.0
@@ -123,10 +117,10 @@ class CampaignOrders:
             return
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
-            if active.name in self._waiting:
+            if active.campaign.status is v.Status.WAITING:
                 self._explain(active)
             phase = "verifying" if verifying.is_open(active.name) else str(active.campaign.status)
-            phase, _ = self._explained.get(active.name, (phase, ""))
+            phase, _ = active.absence or (phase, "")
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
             boards, winners = self._roster.list_boards(active), verifying.to_progress(active, active.trial_s)
@@ -189,8 +183,8 @@ class CampaignOrders:
             events.pause(self._fleet, row.name)
         if row.wanted == "run" and status is v.Status.PAUSED:
             events.resume(self._fleet, row.name)
-        if row.budget != self._budgets.get(row.name):
-            self._budgets[row.name] = row.budget
+        if row.budget != active.budget:
+            active.budget = row.budget
             events.change_budget(self._fleet, row.name, to_search_budget(row.budget, active.order))
 
     def _begin(self, row: FleetCampaign) -> None:
@@ -216,7 +210,7 @@ class CampaignOrders:
         active.recorded = fetch_recorded(self._store, order)
         active.process = order.process if row.progress is None else None
         self.active[row.name] = active
-        self._budgets[row.name] = row.budget
+        active.budget = row.budget
         self._open_search(active)
         self._store.campaigns.note(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(campaign.tasks)} workloads to search, {len(counted)} trials exist")
@@ -259,12 +253,7 @@ class CampaignOrders:
 
     def _leave(self, name: str) -> None:
         self.active.pop(name, None)
-        self._forget_waiting(name)
         self._searches.close(name)
-
-    def _forget_waiting(self, name: str) -> None:
-        self._waiting.pop(name, None)
-        self._explained.pop(name, None)
 
 
 def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:

@@ -46,8 +46,6 @@ class Roster:
         self._store, self._boards, self._fleet, self._need = store, engine_boards, fleet, need
         # The boards that campaigns name, each campaign's together.
         self._named: set[tuple[str, ...]] = set()
-        # Since when campaigns are without a board.
-        self._alone_since: dict[str, float] = {}
         self._here: dict[str, boards.Arrived] = {}
         self._lent: dict[str, str] = {}
         self._yielding: set[str] = set()
@@ -151,25 +149,22 @@ class Roster:
             }
         )
 
-    def explain_absence(self, active: Active, reason: str) -> tuple[CampaignState, str]:
-        """Explain why a campaign has no board; `reason` is the scheduler's."""
+    def explain_absence(self, active: Active) -> tuple[CampaignState, str]:
+        """Explain why a campaign has no board, beside the scheduler's reason."""
         if borrowers := self.find_borrowers(active):
             return CampaignState.WAITING, f"boards verify {', '.join(borrowers)}"
         now = time.monotonic()
-        since = self._alone_since.setdefault(active.name, now)
+        active.alone_since = active.alone_since or now
         rows = [row for row in self._store.boards.fetch() if self._may_use(row, active.order)]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
         why = {str(row.name): find_reason(row) for row in rows if not self._boards.has_taken(row.name)}
         if any(row.name not in why or not why[row.name] for row in rows):
             return CampaignState.CONNECTING, coming
-        if now - since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
+        if now - active.alone_since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
             return CampaignState.CONNECTING, coming
         said = "; ".join(f"{name}: {text}" for name, text in list(why.items())[:_MOST_NAMED])
         more = f"; and {len(why) - _MOST_NAMED} more" if len(why) > _MOST_NAMED else ""
-        return CampaignState.WAITING, f"{reason} ({said}{more})" if said else reason
-
-    def forget_absence(self, name: str) -> None:
-        self._alone_since.pop(name, None)
+        return CampaignState.WAITING, active.campaign.reason + (f" ({said}{more})" if said else "")
 
     def _may_use(self, row: BoardInfo, order: Order) -> bool:
         return order.may_use(row.name, row.labels) and any(

@@ -5,8 +5,6 @@ Works on the fleet's state. `scheduler` requests candidates.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import Account, BoardEntry, Job, Lane, Pool
 from farm.campaign.scheduler.values import Phase, Status
@@ -58,12 +56,6 @@ def _has_any_work(fleet: FleetState) -> bool:
     )
 
 
-class _Pick(NamedTuple):
-    job: Job
-    stays: bool
-    used: list[float]
-
-
 def dispatch(fleet: FleetState) -> None:
     """Assign jobs to idle boards, then prefetch one per busy board; idle boards without a job help others.
 
@@ -95,15 +87,15 @@ def _fill(fleet: FleetState, pool: Pool, groups: dict[str, list[BoardEntry]], po
         # group may.
         for board in boards[: fleet.settings.max_attempts]:
             pick = _find_pick(fleet, pool, board, point)
-            if pick is not None and (pick.stays or not stays):
-                fleet.assign(pick.job, board, pick.used)
+            if pick is not None and (pick[0].task.lane.point == point or not stays):
+                fleet.assign(pick[0], board, pick[1])
                 break
         else:
             return
 
 
-def _find_pick(fleet: FleetState, pool: Pool, board: BoardEntry, point: str) -> _Pick | None:
-    """Pick a board's next job: by the shares of owners, then campaigns, then lanes."""
+def _find_pick(fleet: FleetState, pool: Pool, board: BoardEntry, point: str) -> tuple[Job, list[float]] | None:
+    """Pick a board's next job by the shares of owners, then campaigns, then lanes; return their use of the pool too."""
     lanes = [
         lane
         for lane in pool.lanes
@@ -117,7 +109,7 @@ def _find_pick(fleet: FleetState, pool: Pool, board: BoardEntry, point: str) -> 
         lanes = [lane for lane in lanes if lane.accounts[level] == account]
         used.append(used_s)
     job = _find_job(fleet, lanes[0], board)
-    return None if job is None else _Pick(job, lanes[0].point == point, used)
+    return None if job is None else (job, used)
 
 
 def _find_least(fleet: FleetState, pool: Pool, point: str, lanes: list[Lane], level: int) -> tuple[Account, float]:
