@@ -1,6 +1,6 @@
 """Simulate a fleet in virtual time from a seed: searches, compilers, and boards that fail, leave and return.
 
-It drives `scheduler` as an engine would, and keeps its own books, against which the scheduler's are checked.
+It is the scheduler's worker, and keeps its own books, against which the scheduler's are checked.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ import dataclasses
 import heapq
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from device_agent.protocol import FaultSide
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, Request, Task
 from farm.errors import InternalError
+from farm.search.candidates import Candidate
+from farm.values import DEFAULT_POINT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +82,6 @@ class Books:
     present_s: float = 0.0
     end_s: float = 0.0
     shares_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    changes: list[v.Changed] = dataclasses.field(default_factory=list)
 
     @property
     def utilisation(self) -> float:
@@ -97,45 +101,36 @@ class Books:
 class _Board:
     """A board's true state; `began_s` is when its measurement began."""
 
-    arrival: v.BoardArrived
-    point: str
-    running: v.Measure | None = None
-    waiting: v.Measure | None = None
+    board_type: str
+    point: str = DEFAULT_POINT
+    running: Assignment | None = None
+    waiting: Assignment | None = None
     began_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gone:
-    """A board leaves at the end of a measurement, if it still runs that."""
-
-    board: str
-    assignment: int
 
 
 class Simulation:
     """One run: add events with `at`, then `run`. `state` and `books` may be read between steps."""
 
     def __init__(self, settings: v.SchedulerSettings, fleet: SimulatedFleet, seed: int = 0) -> None:
-        self.state = FleetState(settings)
+        self.state = FleetState(settings, self)
         self.now_s = 0.0
         self.books = Books()
         self._fleet = fleet
         self._random = random.Random(seed)
-        self._coming: list[tuple[float, int, v.Event | _Gone]] = []
+        self._coming: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
-        self._wake_s: float | None = None
         self._boards: dict[str, _Board] = {}
         self._open: set[tuple[v.TaskKey, str]] = set()
         self._made: dict[v.TaskKey, int] = {}
         self._counted: dict[v.TaskKey, int] = {}
         for board_type, count in fleet.boards.items():
             for number in range(count):
-                self.at(0.0, v.BoardArrived(f"{board_type}-{number:04}", board_type))
+                self.at(0.0, self._arrive, f"{board_type}-{number:04}", board_type)
 
-    def at(self, time_s: float, event: v.Event | _Gone) -> None:
-        """Schedule an event (virtual seconds from the beginning)."""
+    def at(self, time_s: float, event: Callable[..., None], *values: Any) -> None:
+        """Schedule a call (virtual seconds from the beginning)."""
         self._serial += 1
-        heapq.heappush(self._coming, (time_s, self._serial, event))
+        heapq.heappush(self._coming, (time_s, self._serial, event, values))
 
     def run(self, steps: int | None = None) -> Books:
         """Simulate until nothing more can happen, or for this many steps."""
@@ -145,24 +140,32 @@ class Simulation:
 
     def step(self) -> bool:
         """Simulate the next event; False where there is none."""
-        event = None
-        if self._coming and (self._wake_s is None or self._coming[0][0] <= self._wake_s):
-            time_s, _, event = heapq.heappop(self._coming)
-        elif self._wake_s is not None:
-            time_s = self._wake_s
-        else:
+        due_s = self._find_due_s()
+        has_event = bool(self._coming) and (due_s is None or self._coming[0][0] <= due_s)
+        time_s = self._coming[0][0] if has_event else due_s
+        if time_s is None:
             return False
         if any(campaign.status not in v.OVER for campaign in self.state.campaigns.values()):
             self.books.present_s += len(self._boards) * (time_s - self.now_s)
             self.books.end_s = time_s
-        self.now_s = time_s
-        events = [] if event is None else self._happen(event)
-        decided = step(self.state, events, self.now_s)
-        self._wake_s = decided.wake_s
+        self.state.now_s = self.now_s = time_s
+        if has_event:
+            _, _, event, values = heapq.heappop(self._coming)
+            event(*values)
+        step(self.state, self.now_s)
         self.books.steps += 1
-        for decision in decided.decisions:
-            self._carry_out(decision)
         return True
+
+    def _find_due_s(self) -> float | None:
+        """Return when something is due without an event: a wall clock's end, or a straggler to double."""
+        campaigns = self.state.campaigns.values()
+        times = [each.ends_s for each in campaigns if each.status in v.GOING and each.ends_s is not None]
+        times += [
+            pool.straggler_check_s
+            for pool in self.state.pools.values()
+            if pool.idle and any(lane.campaign.on_board for lane in pool.lanes)
+        ]
+        return min(times, default=None)
 
     @property
     def open(self) -> int:
@@ -171,42 +174,39 @@ class Simulation:
 
     # What happens
 
-    def _happen(self, event: v.Event | _Gone) -> list[v.Event]:
-        """Apply an event to the fleet; return the scheduler's events."""
-        if isinstance(event, v.BoardArrived):
-            self._boards[event.board] = _Board(event, event.point)
-        elif isinstance(event, v.BoardLeft):
-            self._leave(event.board)
-        elif isinstance(event, _Gone):
-            board = self._boards.get(event.board)
-            if board is None or board.running is None or board.running.assignment != event.assignment:
-                return []
-            self._leave(event.board)
-            self.at(self.now_s + self._vary(self._fleet.away_s), board.arrival)
-            return [v.BoardLeft(event.board)]
-        elif isinstance(event, v.Measured):
-            self._finish(event.assignment)
-        elif isinstance(event, v.Proposed):
-            return [self._propose(event)]
-        return [event]
+    def _arrive(self, name: str, board_type: str, point: str = DEFAULT_POINT) -> None:
+        self._boards[name] = _Board(board_type, point)
+        events.arrive(self.state, name, board_type, point)
 
-    def _propose(self, event: v.Proposed) -> v.Event:
-        """Note a search's candidates when it proposes them, even if its answer is late."""
-        known = event.request in self.state.requests
-        if not known:
-            self.books.late += 1
-            return event
-        task = self.state.tasks[self.state.requests[event.request].task].key
-        self.books.proposed += len(event.candidates)
-        self._open.update((task, candidate) for candidate in event.candidates)
-        return event
-
-    def _finish(self, assignment: int) -> None:
-        """End a board's measurement, and begin the waiting one."""
-        if assignment not in self.state.assignments:
-            self.books.late += 1
+    def _leave(self, name: str, assignment: Assignment) -> None:
+        """A board leaves at the end of a measurement, if it still runs that."""
+        board = self._boards.get(name)
+        if board is None or board.running is not assignment:
             return
-        board = self._boards[self.state.assignments[assignment].board]
+        self._stop(self._boards.pop(name))
+        self.at(self.now_s + self._vary(self._fleet.away_s), self._arrive, name, board.board_type)
+        events.leave(self.state, name)
+
+    def _propose(self, number: int, candidates: list[Candidate], exhausted: bool) -> None:
+        """Note a search's candidates when it proposes them, unless its answer is late."""
+        request = self.state.requests.get(number)
+        if request is None:
+            self.books.late += 1
+        else:
+            self.books.proposed += len(candidates)
+            self._open.update((request.task.key, candidate.hash) for candidate in candidates)
+        events.proposed(self.state, number, candidates, exhausted)
+
+    def _finish(self, number: int, side: FaultSide | None, board_s: float, latency_s: float | None) -> None:
+        """End a board's measurement, and begin the waiting one."""
+        assignment = self.state.assignments.get(number)
+        if assignment is None:
+            self.books.late += 1
+        else:
+            self._begin_next(self._boards[assignment.board.name])
+        events.measured(self.state, number, side, board_s, latency_s)
+
+    def _begin_next(self, board: _Board) -> None:
         self._stop(board)
         if board.waiting is not None:
             following, board.waiting = board.waiting, None
@@ -217,34 +217,29 @@ class Simulation:
             self.books.busy_s += self.now_s - board.began_s
             board.running = None
 
-    def _leave(self, name: str) -> None:
-        board = self._boards.pop(name, None)
-        if board is not None:
-            self._stop(board)
-
-    def _begin(self, board: _Board, measure: v.Measure) -> None:
+    def _begin(self, board: _Board, assignment: Assignment) -> None:
         """Begin a measurement; its result is drawn now."""
-        chances, board.running, board.began_s = self._fleet.chances, measure, self.now_s
+        chances, board.running, board.began_s = self._fleet.chances, assignment, self.now_s
+        task = assignment.job.task.key
         takes_s = self._vary(self._fleet.measure_s)
         if self._happens(chances.straggler):
             takes_s *= chances.straggler_times
-        if board.point != measure.task.point:
-            board.point = measure.task.point
+        if board.point != task.point:
+            board.point = task.point
             self.books.switches += 1
             takes_s += self._fleet.switch_s
         takes_s = min(takes_s, self.state.settings.measure_limit_s)
         end_s = self.now_s + takes_s
         if self._happens(chances.leave):
-            self.at(end_s, _Gone(measure.board, measure.assignment))
+            self.at(end_s, self._leave, assignment.board.name, assignment)
             return
         side, latency_s = self._draw_side(), None
         if side is None:
-            trials = self._counted.get(measure.task, 0)
+            trials = self._counted.get(task, 0)
             latency_s = 1e-3 * (0.2 + self._random.expovariate(1.0)) / (1.0 + math.log1p(trials))
-        result = v.Measured(measure.assignment, side, takes_s, latency_s)
-        self.at(end_s, result)
+        self.at(end_s, self._finish, assignment.number, side, takes_s, latency_s)
         if self._happens(chances.repeated):
-            self.at(end_s + self._vary(1.0), result)
+            self.at(end_s + self._vary(1.0), self._finish, assignment.number, side, takes_s, latency_s)
 
     def _draw_side(self) -> FaultSide | None:
         chances = self._fleet.chances
@@ -258,79 +253,66 @@ class Simulation:
                 return side
         return None
 
-    # What was decided
+    # The scheduler's worker. Raises InternalError where a trial is counted twice, or was never proposed.
 
-    def _carry_out(self, decision: v.Decision) -> None:
-        """Execute a decision. Raises InternalError where a trial is counted twice, or was never proposed."""
-        if isinstance(decision, v.Measure):
-            self._measure(decision)
-        elif isinstance(decision, v.Build):
-            self._build(decision)
-        elif isinstance(decision, v.Search):
-            self._search(decision)
-        elif isinstance(decision, v.Revoke):
-            self._revoke(decision)
-        elif isinstance(decision, v.Count):
-            self.books.counted += 1
-            self._counted[decision.task] = self._counted.get(decision.task, 0) + 1
-            self._conclude(decision.task, decision.candidate)
-        elif isinstance(decision, v.Discard):
-            self.books.discarded += 1
-            self._conclude(decision.task, decision.candidate)
-        elif isinstance(decision, v.Ban):
-            self.books.banned += 1
-            self._conclude(decision.task, decision.candidate)
-        elif isinstance(decision, v.Changed):
-            self.books.changes.append(decision)
-            if decision.status in v.OVER and not self.books.shares_s:
-                self.books.shares_s = dict(self.state.owner_board_s)
-
-    def _conclude(self, task: v.TaskKey, candidate: str) -> None:
-        if (task, candidate) not in self._open:
-            raise InternalError(f"candidate {candidate} of {task} was concluded twice, or was never proposed")
-        self._open.discard((task, candidate))
-
-    def _measure(self, decision: v.Measure) -> None:
-        board = self._boards[decision.board]
-        if (board.running is not None) is not decision.waits or board.waiting is not None:
-            raise InternalError(f"board {decision.board} was given more than it can take")
-        self.books.doubled += len(self.state.jobs[decision.job].assignments) > 1
-        if decision.waits:
-            board.waiting = decision
-        else:
-            self._begin(board, decision)
-
-    def _revoke(self, decision: v.Revoke) -> None:
-        board = self._boards.get(decision.board)
-        if board is None:
+    def search(self, request: Request) -> None:
+        end_s = self.now_s + self._vary(self._fleet.search_s)
+        if self._happens(self._fleet.chances.search_failed):
+            self.at(end_s, events.search_failed, self.state, request.number)
             return
-        if board.waiting is not None and board.waiting.assignment == decision.assignment:
-            board.waiting = None
-        elif board.running is not None and board.running.assignment == decision.assignment:
-            self._stop(board)
-            if board.waiting is not None:
-                following, board.waiting = board.waiting, None
-                self._begin(board, following)
+        task, count = request.task.key, request.count
+        made = self._made.get(task, 0)
+        space = made + count if self._fleet.space is None else self._fleet.space
+        last = min(space, made + count)
+        self._made[task] = last
+        candidates = [Candidate(task.workload, str(number), (), "", "") for number in range(made, last)]
+        self.at(end_s, self._propose, request.number, candidates, last < made + count)
 
-    def _build(self, decision: v.Build) -> None:
+    def build(self, job: Job) -> None:
         side = None
         if self._happens(self._fleet.chances.build_failed):
             side = FaultSide.CANDIDATE
         elif self._happens(self._fleet.chances.build_lost):
             side = FaultSide.FARM
-        self.at(self.now_s + self._vary(self._fleet.build_s), v.Built(decision.job, side))
+        self.at(self.now_s + self._vary(self._fleet.build_s), events.built, self.state, job.number, side)
 
-    def _search(self, decision: v.Search) -> None:
-        end_s = self.now_s + self._vary(self._fleet.search_s)
-        if self._happens(self._fleet.chances.search_failed):
-            self.at(end_s, v.SearchFailed(decision.request))
-            return
-        made = self._made.get(decision.task, 0)
-        space = made + decision.count if self._fleet.space is None else self._fleet.space
-        last = min(space, made + decision.count)
-        self._made[decision.task] = last
-        candidates = tuple(str(number) for number in range(made, last))
-        self.at(end_s, v.Proposed(decision.request, candidates, exhausted=last < made + decision.count))
+    def measure(self, assignment: Assignment) -> None:
+        board, waits = self._boards[assignment.board.name], assignment.started_s is None
+        if (board.running is not None) is not waits or board.waiting is not None:
+            raise InternalError(f"board {assignment.board.name} was given more than it can take")
+        self.books.doubled += len(assignment.job.assignments) > 1
+        if waits:
+            board.waiting = assignment
+        else:
+            self._begin(board, assignment)
+
+    def revoke(self, assignment: Assignment) -> None:
+        board = self._boards.get(assignment.board.name)
+        if board is not None and board.waiting is assignment:
+            board.waiting = None
+        elif board is not None and board.running is assignment:
+            self._begin_next(board)
+
+    def count(self, job: Job, latency_s: float | None) -> None:
+        self.books.counted += 1
+        self._counted[job.task.key] = self._counted.get(job.task.key, 0) + 1
+        self._conclude(job.task, job.candidate)
+
+    def drop(self, task: Task, candidate: Candidate, banned: str) -> None:
+        if banned:
+            self.books.banned += 1
+        else:
+            self.books.discarded += 1
+        self._conclude(task, candidate)
+
+    def change(self, campaign: CampaignEntry) -> None:
+        if campaign.status in v.OVER and not self.books.shares_s:
+            self.books.shares_s = dict(self.state.owner_board_s)
+
+    def _conclude(self, task: Task, candidate: Candidate) -> None:
+        if (task.key, candidate.hash) not in self._open:
+            raise InternalError(f"candidate {candidate.hash} of {task.key} was concluded twice, or was never proposed")
+        self._open.discard((task.key, candidate.hash))
 
     def _happens(self, chance: float) -> bool:
         return chance > 0.0 and self._random.random() < chance

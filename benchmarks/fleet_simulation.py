@@ -21,8 +21,11 @@ import _machine
 import psutil
 from _fleet import Chances, SimulatedFleet, Simulation
 
+from device_agent.protocol import OperatingPoint
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
-from farm.types.campaigns import Budget
+from farm.campaign.scheduler.state import CampaignEntry, to_campaign
+from farm.types.campaigns import Budget, MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
 POINTS = ("default", "maxn")
@@ -80,7 +83,8 @@ def play(options: argparse.Namespace) -> dict[str, object]:
     )
     simulation = Simulation(v.SchedulerSettings(builders=2 * options.boards), fleet, seed=1)
     for number in range(options.campaigns):
-        simulation.at(0.0, v.CampaignAdded(campaign(number, options.trials // options.campaigns)))
+        entry = campaign(number, options.trials // options.campaigns)
+        simulation.at(0.0, events.add_campaign, simulation.state, entry)
     before_kb, wall_s, cpu_s = peak_kb(), time.monotonic(), time.process_time()
     steps_s, parts, first = array.array("f"), list[dict[str, object]](), 0
     going = True
@@ -152,15 +156,32 @@ def rank(steps_s: array.array[float]) -> dict[str, float]:
     return {name: _machine.round_to(1e3 * ordered[int(part * (len(ordered) - 1))], 3) for name, part in parts.items()}
 
 
-def campaign(number: int, trials: int) -> v.ScheduledCampaign:
+def campaign(number: int, trials: int) -> CampaignEntry:
     """One owner's campaign: its part of the workloads, of two kinds and several sizes."""
+    names = [f"w{number}-{n:02}" for n in range(WORKLOADS // OWNERS)]
     workloads = tuple(
-        v.CampaignWorkload(f"w{number}-{n:02}", ("conv2d", "dense")[n % 2], 1.0 + n % 3, 1e8 * (1 + n % 7))
-        for n in range(WORKLOADS // OWNERS)
+        WorkloadOrder(
+            hash=name, name=name, kind=("conv2d", "dense")[n % 2], weight=1.0 + n % 3, flop=1e8 * (1 + n % 7), models=()
+        )
+        for n, name in enumerate(names)
     )
-    types = ("jetson-nano", "jetson-tx2")
-    parts = tuple(v.Part(each, point, workloads) for each in types for point in POINTS)
-    return v.ScheduledCampaign(f"campaign-{number:03}", f"owner-{number % OWNERS}", parts, Budget(trials=trials))
+    points = dict.fromkeys(POINTS, OperatingPoint())
+    types = tuple(
+        TypeOrder(
+            board_type=each, simulated=True, target={}, threads=1, pipeline="", points=points, workloads=workloads
+        )
+        for each in ("jetson-nano", "jetson-tx2")
+    )
+    order = Order(
+        name=f"campaign-{number:03}",
+        owner=f"owner-{number % OWNERS}",
+        models=(),
+        types=types,
+        budget=Budget(trials=trials),
+        search=SearchOrder(tuner="random", loss=None, early_stopping=None, warm_start=False, seed=0),
+        measure=MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=1),
+    )
+    return to_campaign(order, order.budget)
 
 
 def peak_kb() -> int:

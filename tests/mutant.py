@@ -81,7 +81,7 @@ MUTANTS = {
     ),
     "a job that a board lost is forgotten": Mutant(
         "campaign/scheduler/fleet.py",
-        "        if not self.jobs[job_number].assignments:\n            self.queue(job_number, AGAIN)",
+        "        if not job.assignments:\n            self.queue(job, AGAIN)",
         "        pass",
         2,
     ),
@@ -96,7 +96,7 @@ MUTANTS = {
         3,
     ),
     "a restarted search forgets what is under way": Mutant(
-        "campaign/engine/engine.py",
+        "campaign/engine/orders.py",
         "        return [(each.hash, each.trace_json) for each in candidates]",
         "        return []",
         3,

@@ -74,8 +74,8 @@ class Watch:
 
     def on_measure(self, store: Store, running: engine.CampaignEngine, assignment: int, library: bytes) -> None:
         """An engine sends a candidate of a search to a board."""
-        work = running._find_work(running._state.assignments[assignment].job)
-        campaign, task, name = running.active[work.task.campaign].id, work.task, json.loads(library)["candidate"]
+        task, name = running.fleet.assignments[assignment].job.task.key, json.loads(library)["candidate"]
+        campaign = running.active[task.campaign].id
         counted = store.trials.fetch_counted(campaign, (task.board_type, task.workload, task.point))
         if any(each.candidate == name for each in counted):
             self.failures.append(f"{name[:8]} of {task} is measured again, though it was counted")

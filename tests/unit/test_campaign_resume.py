@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign.engine.active import Active, Work, to_measure_spec
+from farm.campaign.engine.active import Active, to_measure_spec
 from farm.campaign.engine.orders import to_search_budget
 from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
-from farm.campaign.engine.resume import list_tasks, to_added
+from farm.campaign.engine.resume import to_campaign
 from farm.campaign.plan_estimate import CHECK_S, leave_search_s, list_final_s
-from farm.campaign.scheduler import scheduler as fleet_scheduler
-from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler import events
+from farm.campaign.scheduler.fleet import ON_BOARD, READY, FleetState
+from farm.campaign.scheduler.state import Job
 from farm.report import campaign_rows, campaign_table
 from farm.search.candidates import Candidate
 from farm.store.totals import CountedTrial
@@ -24,9 +24,11 @@ from farm.store.trials import CandidateKey
 from farm.types.campaigns import Budget, Order, WorkloadOrder
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_type
 from tests.unit.campaign_orders import make_order as make_campaign_order
+from tests.unit.fleet_campaigns import Hands, name_candidates
 
 CONV = WorkloadOrder(hash="c1", name="conv2d 3x3", kind="conv2d", flop=2e6, weight=5.0, models=("a", "b"), calls=(2, 3))
 DENSE = WorkloadOrder(hash="d1", name="matmul 8>8", kind="dense", flop=1e3, weight=1.0, models=("b",), calls=(1,))
+CANDIDATE = Candidate("c1", "x", (((1, 8), "float32"),), "{}", "{}")
 SLOW = OperatingPoint(cpu_freq_hz={"*": 102_000_000})
 
 
@@ -53,10 +55,10 @@ def row(median_s: float | None, workload: str = "c1", board_type: str = "nano", 
 
 def begin(rows: list[CountedTrial] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
     order = order or make_order()
-    added = to_added(order, order.budget, rows or [], 12.0, 30.0)
-    state = FleetState(v.SchedulerSettings())
-    fleet_scheduler.observe(state, [added], 100.0)
-    return Active(1, order, 70.0, {}), state
+    campaign, fleet = to_campaign(order, order.budget, rows or [], 12.0), Hands().state
+    fleet.now_s = 100.0
+    events.add_campaign(fleet, campaign, 30.0)
+    return Active(1, campaign), fleet
 
 
 def test_orders_and_tasks_are_kept() -> None:
@@ -65,28 +67,26 @@ def test_orders_and_tasks_are_kept() -> None:
     """
     order = make_order()
     assert Order.model_validate_json(order.model_dump_json()) == order
-    _, state = begin()
-    expected = list_tasks(make_order())
-    assert len(expected) == 5
-    assert {task.key for task in state.tasks.values()} == set(expected)
+    active, _ = begin()
+    keys = [task.key[1:] for task in active.campaign.tasks]
+    points = ("default", "*=102MHz")
+    assert keys == [*((w, "nano", point) for point in points for w in ("c1", "d1")), ("c1", "tx2", "default")]
 
 
 def test_a_campaign_goes_on_from_its_counted_trials() -> None:
     """Counts, bests and trials since the best come from the rows in their order; used budgets are carried over."""
-    _, state = begin([row(0.5), row(None), row(0.25), row(0.3), row(None, "d1")])
-    tasks = {task.key: task for task in state.tasks.values()}
-    conv = tasks[v.TaskKey("vision", "c1", "nano", "default")]
+    active, _ = begin([row(0.5), row(None), row(0.25), row(0.3), row(None, "d1")])
+    campaign = active.campaign
+    conv, dense, *_ = campaign.tasks
     assert (conv.counted, conv.best_s, conv.since_best) == (4, 0.25, 1)
-    dense = tasks[v.TaskKey("vision", "d1", "nano", "default")]
     assert (dense.counted, dense.best_s, dense.since_best) == (1, None, 1)
-    campaign = state.campaigns["vision"]
     assert (campaign.counted, campaign.board_s, campaign.began_s) == (5, 12.0, 70.0)
 
 
 def test_progress_tells_models_apart() -> None:
     """A model's latency is the sum over its own calls; it is not known while one of its workloads has no good trial."""
-    active, state = begin([row(0.5), row(0.1, "d1"), row(0.2, board_type="tx2")])
-    progress = to_progress(active, state, [], "running", 130.0)
+    active, _ = begin([row(0.5), row(0.1, "d1"), row(0.2, board_type="tx2")])
+    progress = to_progress(active, [], "running", 130.0)
     latencies = {(each["name"], each["board_type"], each["point"]): each["latency_s"] for each in progress["models"]}
     assert latencies["a", "nano", "default"] == pytest.approx(1.0)
     assert latencies["b", "nano", "default"] == pytest.approx(1.6)
@@ -103,8 +103,8 @@ def test_a_model_is_told_before_its_trials_are_made() -> None:
     workloads = tuple(each.model_copy(update={"predicted_s": 0.5}) for each in order.types[0].workloads)
     known = order.types[0].model_copy(update={"workloads": workloads})
     order = make_order(types=(known, *order.types[1:]))
-    active, state = begin([row(0.1, "d1")], order=order)
-    progress = to_progress(active, state, [], "running", 130.0)
+    active, _ = begin([row(0.1, "d1")], order=order)
+    progress = to_progress(active, [], "running", 130.0)
     found = {(each["name"], each["board_type"], each["point"]): each for each in progress["models"]}
     assert found["b", "nano", "default"]["latency_s"] == pytest.approx(3 * 0.5 + 0.1)
     assert (found["b", "nano", "default"]["predicted"], found["b", "nano", "default"]["workloads"]) == (1, 2)
@@ -126,9 +126,9 @@ def test_what_flop_count_is_said_where_it_is_not_what_is_computed() -> None:
         order = make_order()
         workloads = (CONV.model_copy(update={"name": name}),)
         kinds = [each.model_copy(update={"workloads": workloads}) for each in order.types]
-        active, state = begin([], order=make_order(types=tuple(kinds)))
+        active, _ = begin([], order=make_order(types=tuple(kinds)))
         drawn = io.StringIO()
-        progress = to_progress(active, state, [], "running", 130.0)
+        progress = to_progress(active, [], "running", 130.0)
         Console(file=drawn, width=300).print(campaign_table.draw("vision", "finished", "", Budget(), progress))
         assert said in drawn.getvalue()
         assert bool(said) is bool(re.search("FLOP (are|of)", drawn.getvalue()))
@@ -136,16 +136,16 @@ def test_what_flop_count_is_said_where_it_is_not_what_is_computed() -> None:
 
 def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
     """Before the search is over, by what its trials took, with checks and finals; then as the verification says."""
-    active, state = begin([row(0.5)] * 5)
+    active, _ = begin([row(0.5)] * 5)
     # Five of ten trials in 60 s; then five tasks take four measurements each, of 2.4 s, on two boards.
     boards = [{"board": "n-1"}, {"board": "n-2"}]
     finals_s = sum(list_final_s(active.order))
     assert len(list(list_final_s(active.order))) == 6  # two models at two points of a nano and one of a TX2
     expected_s = 60 + 5 * 4 * 2.4 / 2 + 5 * CHECK_S + finals_s
-    assert to_progress(active, state, boards, "running", 130.0)["eta_s"] == pytest.approx(expected_s)
+    assert to_progress(active, boards, "running", 130.0)["eta_s"] == pytest.approx(expected_s)
     assert active.trial_s == pytest.approx(2.4)
     winners = {"measured": 3, "at_most": 20, "eta_s": 99.0, "timed": 1, "models": 6, "timing": True}
-    progress = to_progress(active, state, boards, "verifying", 130.0, winners)
+    progress = to_progress(active, boards, "verifying", 130.0, winners)
     assert progress["eta_s"] == 99.0
     line = campaign_table.summary_line("vision", "verifying", "", Budget(), progress)
     assert "winners measured 3 times, at most 20 | models compiled and timed 1/6 |" in line
@@ -153,12 +153,12 @@ def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
 
 def test_starting_up_is_no_part_of_the_pace() -> None:
     """One trial after 40 s and five more in the next 20 s: the four that are left take 16 s."""
-    active, first = begin([row(0.5)])
-    to_progress(active, first, [], "running", 110.0)
-    _, state = begin([row(0.5)] * 6)
+    active, _ = begin([row(0.5)])
+    to_progress(active, [], "running", 110.0)
+    active.campaign = begin([row(0.5)] * 6)[0].campaign
     winners_s = 5 * 4 * 2.0  # five tasks, four measurements of each, 12 s for six trials
     after_s = 5 * CHECK_S + sum(list_final_s(active.order))
-    assert to_progress(active, state, [], "running", 130.0)["eta_s"] == pytest.approx(16 + winners_s + after_s)
+    assert to_progress(active, [], "running", 130.0)["eta_s"] == pytest.approx(16 + winners_s + after_s)
 
 
 @pytest.mark.parametrize("limit_s", [320.0, 480.0, 7200.0])
@@ -170,7 +170,7 @@ def test_a_wall_clock_leaves_time_for_winners_and_models(limit_s: float) -> None
     after_s = 5 * CHECK_S + sum(list_final_s(order))
     assert search_s + max(search_s / 2, 5 * 4 * 0.56) + after_s == pytest.approx(limit_s)
     budget = to_search_budget(order.budget, order)
-    progress = to_progress(*begin(order=make_order(budget=budget)), [], "running", 80.0)
+    progress = to_progress(begin(order=make_order(budget=budget))[0], [], "running", 80.0)
     assert after_s < progress["eta_s"] <= limit_s - progress["wall_clock_s"]
     line = campaign_table.summary_line("v", "running", "", order.budget, progress)
     assert f"/{campaign_rows.format_clock(limit_s)}, trials end at {campaign_rows.format_clock(search_s)} |" in line
@@ -189,14 +189,15 @@ def test_winners_keep_their_part_of_time_and_boards() -> None:
 
 def test_progress_outlives_the_search() -> None:
     """Once a campaign is over for the scheduler, its tasks are still told, with what came after the last telling."""
-    active, state = begin([row(0.5)])
-    to_progress(active, state, [], "running", 130.0)
-    fleet_scheduler.observe(state, [v.CampaignCancelled("vision")], 140.0)
-    conv = list_tasks(active.order)[0]
-    active.note_counted(conv, 0.25)
-    active.note_counted(conv, None)
-    active.note_ended(conv, "its budget is spent")
-    progress = to_progress(active, state, [], "done", 150.0)
+    active, fleet = begin([row(0.5)])
+    to_progress(active, [], "running", 130.0)
+    conv = active.campaign.tasks[0]
+    for number, latency_s in enumerate((0.25, None)):
+        fleet.jobs[number] = Job(number, conv, CANDIDATE, ON_BOARD, 0.0)
+        fleet.count(fleet.jobs[number], latency_s)
+    fleet.end_search(conv, "its budget is spent")
+    events.cancel(fleet, "vision")
+    progress = to_progress(active, [], "done", 150.0)
     assert [task["counted"] for task in progress["tasks"]] == [3, 0, 0, 0, 0]
     assert (progress["tasks"][0]["best_s"], progress["tasks"][0]["ended"]) == (0.25, "its budget is spent")
 
@@ -204,8 +205,7 @@ def test_progress_outlives_the_search() -> None:
 def test_progress_of_a_campaign_that_had_ended_before_a_restart() -> None:
     """An engine that has only winners left to find tells tasks as the store has them."""
     order = make_order()
-    added = to_added(order, order.budget, [row(0.5), row(None)], 12.0, 30.0)
-    rows = to_rows(order, added.done)
+    rows = to_rows(to_campaign(order, order.budget, [row(0.5), row(None)]))
     assert [(task["counted"], task["best_s"]) for task in rows[:2]] == [(2, 0.5), (0, None)]
 
 
@@ -213,13 +213,12 @@ def test_what_took_boards_down_stays_banned() -> None:
     """A candidate that an engine had banned is measured no more by the next one, however often it is proposed."""
     order = make_order(labels={}, types=make_order().types[1:])
     breakers = [CandidateKey("tx2", "c1", "default", "breaker")]
-    added = to_added(order, order.budget, [], 0.0, 0.0, breakers)
-    state = FleetState(v.SchedulerSettings())
-    decided = fleet_scheduler.step(state, [added, v.BoardArrived("n", "tx2")], 100.0)
-    request = next(each for each in decided.decisions if isinstance(each, v.Search))
-    decided = fleet_scheduler.step(state, [v.Proposed(request.request, ("breaker", "other"))], 101.0)
-    assert [each.candidate for each in decided.decisions if isinstance(each, v.Discard)] == ["breaker"]
-    assert [each.candidate for each in decided.decisions if isinstance(each, v.Build)] == ["other"]
+    hands = Hands()
+    hands.tell(events.add_campaign, to_campaign(order, order.budget, [], breakers=breakers))
+    hands.boards("n", board_type="tx2")
+    acts = hands.tell(events.proposed, hands.searches.popitem()[0], name_candidates("breaker", "other"))
+    assert [act.candidate for act in acts if act.kind == "drop"] == ["breaker"]
+    assert [act.candidate for act in acts if act.kind == "build"] == ["other"]
 
 
 def test_history_is_bounded() -> None:
@@ -235,9 +234,8 @@ def test_history_is_bounded() -> None:
 
 def test_the_time_out_follows_the_best() -> None:
     """A task with a fast best gives its candidates less than the campaign's limit, and never more."""
-    active, _ = begin()
-    work = Work(list_tasks(active.order)[0], Candidate("c1", "x", (((1, 8), "float32"),), "{}", "{}"))
-    first, later = to_measure_spec(active, work, None), to_measure_spec(active, work, 1e-4)
+    job = Job(1, begin()[0].campaign.tasks[0], CANDIDATE, READY, 0.0)
+    first, later = to_measure_spec(job, None), to_measure_spec(job, 1e-4)
     assert first.limits.timeout_s == 10.0
     assert later.limits.timeout_s < 10.0
     assert (first.limits.threads, first.repeat, first.arguments[0].shape) == (4, 3, (1, 8))

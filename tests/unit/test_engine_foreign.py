@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.active import Active
 from farm.campaign.engine.resume import fetch_foreign
-from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.scheduler.state import to_campaign
 from farm.store import Store
 from farm.types.campaigns import Order
 from farm.values import Trial
@@ -19,7 +18,6 @@ from tests.unit.campaign_orders import make_order, submit
 
 BOARDS_OWN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
 HOSTS = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 1}
-TASK = TaskKey("real", "w2", "jetson-nano", "default")
 
 
 @pytest.fixture
@@ -53,7 +51,9 @@ def try_virtually(store: Store, target: Mapping[str, Any]) -> None:
 def show(store: Store, target: Mapping[str, Any], **of_type: Any) -> list[str]:
     """The candidates that the search for a campaign's convolution is shown."""
     order = order_for(target, "real", **({"simulated": False} | of_type))
-    return [each.candidate for each in fetch_foreign(store, Active(submit(store, order), order, 0.0, {}), TASK)]
+    submit(store, order)
+    [task] = (task for task in to_campaign(order, order.budget).tasks if task.key.workload == "w2")
+    return [each.candidate for each in fetch_foreign(store, task)]
 
 
 def test_a_real_board_begins_with_what_its_emulated_code_was_priced_at(store: Store) -> None:

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from farm.campaign.engine.orders import CampaignOrders
-from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.engine.roster import Roster
 from farm.errors import StoreFaultError
 from farm.settings import Settings
 from farm.store import Store
 from tests.unit.campaign_orders import make_order, submit
+from tests.unit.fleet_campaigns import Hands
 
 
 class NoSearches:
@@ -26,15 +26,15 @@ def test_an_engine_that_was_believed_gone_lets_go(tmp_path: pathlib.Path, engine
     """It carries on with no campaign that others noted as left, or that another engine has."""
     with Store(tmp_path / "farm.db") as store:
         submit(store, make_order("c"))
-        searches = cast("Any", NoSearches())
-        orders = CampaignOrders(Settings(home=str(tmp_path)), store, searches, lambda task: [], lambda text: None)
-        state, verifying = FleetState(v.SchedulerSettings()), cast("Any", None)
-        [begun] = orders.poll(state, verifying)
-        assert isinstance(begun, v.CampaignAdded)
+        searches, fleet = cast("Any", NoSearches()), Hands().state
+        roster, verifying = Roster(store, cast("Any", None), fleet), cast("Any", None)
+        orders = CampaignOrders(Settings(home=str(tmp_path)), store, fleet, roster, verifying, searches, lambda _: None)
+        orders.poll()
+        assert list(fleet.campaigns) == list(orders.active) == ["c"]
         store.campaigns.interrupt(lambda _: True)
         if engine:
             store.campaigns.want("c", "run", "op")
             assert store.campaigns.take(1, engine)
         orders._look_at = 0.0
         with pytest.raises(StoreFaultError, match="no heartbeat for too long, and lost c"):
-            orders.poll(state, verifying)
+            orders.poll()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from device_agent.protocol import FaultSide
-from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler.values import Phase, Status
-from tests.unit.fleet_campaigns import Hands, campaign
+from tests.unit.fleet_campaigns import Hands
 
 
 def host(**settings: object) -> Hands:
     hands = Hands(**settings)
     hands.boards("here", is_host=True)
-    hands.tell(v.CampaignAdded(campaign()))
-    return hands
+    return hands.add()
 
 
 def busy(hands: Hands) -> bool:
@@ -31,7 +30,7 @@ def test_nothing_is_measured_while_the_host_searches_or_builds() -> None:
         else:
             hands.measure(hands.running()[0].assignment)
     assert hands.status() is Status.FINISHED
-    assert len(hands.of(v.Count)) == 100
+    assert len(hands.of("count")) == 100
 
 
 def test_the_first_phase_is_short_and_the_others_are_two_batches() -> None:
@@ -44,7 +43,7 @@ def test_the_first_phase_is_short_and_the_others_are_two_batches() -> None:
         hands.measure(hands.running()[0].assignment)
     assert hands.state.phase is Phase.PREPARING
     hands.supply()
-    assert 8 <= sum(lane.ahead for lane in hands.state.lanes.values()) + len(hands.measures) <= 12
+    assert 8 <= sum(lane.ahead for lane in hands.state.lanes) + len(hands.measures) <= 12
 
 
 def test_a_build_that_fails_leaves_the_host_with_the_others() -> None:
@@ -66,9 +65,9 @@ def test_a_paused_campaign_does_not_hold_the_host() -> None:
     """What was built for a campaign that is paused waits; another one's searches go on."""
     hands = host()
     hands.supply()
-    hands.tell(v.CampaignAdded(campaign("other")))
+    hands.add("other")
     assert not busy(hands)
-    hands.tell(v.CampaignPaused("vision"))
+    hands.tell(events.pause, "vision")
     while hands.running():
         hands.measure(hands.running()[0].assignment)
     assert {search.task.campaign for search in hands.searches.values()} == {"other"}
@@ -76,11 +75,12 @@ def test_a_paused_campaign_does_not_hold_the_host() -> None:
 
 def test_a_host_that_measures_winners_rests() -> None:
     """Neither search nor build begins while winners are measured on it, and both do afterwards."""
-    hands = Hands()
-    hands.tell(v.HostReserved(True), v.CampaignAdded(campaign()))
-    hands.boards("nano-1")
+    hands = Hands("nano-1")
+    hands.state.reserved = True
+    hands.add()
     assert not busy(hands)
-    hands.tell(v.HostReserved(False))
+    hands.state.reserved = False
+    hands.tell()
     assert busy(hands)
 
 
@@ -89,7 +89,7 @@ def test_boards_elsewhere_measure_in_every_phase() -> None:
     hands = Hands()
     hands.boards("here", board_type="local", is_host=True)
     hands.boards("nano-1")
-    hands.tell(v.CampaignAdded(campaign(board_types=("nano", "local"))))
+    hands.add(board_types=("nano", "local"))
     requests = {search.task.board_type: request for request, search in hands.searches.items()}
     hands.propose(requests["nano"])
     for job in [job for job, build in hands.builds.items() if build.task.board_type == "nano"]:

@@ -10,15 +10,15 @@ import pytest
 
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.engine_board import Arrived
-from farm.campaign.engine.resume import to_added
 from farm.campaign.engine.roster import Roster
-from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler.scheduler import step
+from farm.campaign.scheduler.state import to_campaign
 from farm.store import Store
 from farm.types.campaigns import Order
 from farm.values import Board, CampaignState
 from tests.unit import campaign_orders
+from tests.unit.fleet_campaigns import Hands
 
 
 class Crew:
@@ -54,11 +54,13 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 def active(name: str, **changes: Any) -> Active:
     order: Order = campaign_orders.make_order(name, **changes)
-    return Active(1, order, 0.0, {})
+    made = Active(1, to_campaign(order, order.budget))
+    made.campaign.reason = "no board is here"
+    return made
 
 
 def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Roster:
-    made = Roster(store, crew, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
+    made = Roster(store, crew, Hands().state, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
     made._look_at = -1e9
     return made
 
@@ -66,7 +68,7 @@ def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Ro
 def test_a_campaign_that_names_a_board_takes_no_other(store: Store) -> None:
     """Only the board that is named is leased, and only it is brought within reach."""
     crew, needed = Crew(), []
-    roster(store, crew, needed).want([active("c", boards=("n2",))], FleetState(v.SchedulerSettings()))
+    roster(store, crew, needed).want([active("c", boards=("n2",))])
     assert crew.wanted == {"jetson-nano": {"n2"}}
     assert needed == [{"n2"}]
 
@@ -75,19 +77,16 @@ def test_a_board_is_not_measured_on_by_those_that_name_another(store: Store) -> 
     """With both boards here, the campaign that names one gets that one alone; the other campaign may have both."""
     crew = Crew()
     mine, free = active("mine", boards=("n1",)), active("free")
-    state = FleetState(v.SchedulerSettings())
-    for each in (mine, free):
-        step(state, [to_added(each.order, each.order.budget, [], 0.0, 0.0)], 0.0)
     made = roster(store, crew)
-    events: list[v.Event] = []
+    fleet = made._fleet
+    for each in (mine, free):
+        events.add_campaign(fleet, each.campaign)
     for name in ("n1", "n2"):
-        events += made.arrive(Arrived(name, "jetson-nano", {}, {}))
-    events += made.want([mine, free], state)
-    step(state, events, 1.0)
-    lanes = {lane.campaign: number for number, lane in state.lanes.items()}
-    served = {name: state.pools[state.boards[name].pool].lanes for name in ("n1", "n2")}
-    assert set(served["n1"]) == {lanes["mine"], lanes["free"]}
-    assert served["n2"] == (lanes["free"],)
+        made.arrive(Arrived(name, "jetson-nano", {}, {}))
+    made.want([mine, free])
+    step(fleet, 1.0)
+    served = {name: [lane.campaign.name for lane in fleet.boards[name].pool.lanes] for name in ("n1", "n2")}
+    assert served == {"n1": ["mine", "free"], "n2": ["free"]}
     assert made.count(mine.order, "jetson-nano") == 1
 
 
@@ -97,10 +96,10 @@ def test_of_this_machines_type_it_takes_our_own_alone(store: Store) -> None:
     order = campaign_orders.make_order("c")
     local = order.types[0].model_copy(update={"board_type": "local", "simulated": False, "is_host": True})
     made = roster(store, crew, needed)
-    made.want([active("c", types=(local,))], FleetState(v.SchedulerSettings()))
+    made.want([active("c", types=(local,))])
     assert (crew.host_wanted, crew.wanted, needed) == (True, {"local": {"here"}}, [set()])
     made._look_at = -1e9
-    made.want([], FleetState(v.SchedulerSettings()))
+    made.want([])
     assert not crew.host_wanted
 
 
@@ -116,20 +115,20 @@ def test_names_of_boards_are_kept_and_waited_for(store: Store) -> None:
     del document["models"][0]["shapes"], document["labels"], document["priority"], document["process"]
     assert Order(**document) == campaign_orders.make_order("c")
     store.boards.remove("n1", "n2")
-    found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
-    assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")
+    found = roster(store, Crew()).explain_absence(active("c"))
+    assert found == (CampaignState.WAITING, "no board is here")
 
 
 def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Store) -> None:
     """One that is free, or leased to be connected to, is about to come; nothing is said of boards that are missing."""
     crew = Crew()
     made = roster(store, crew)
-    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+    assert made.explain_absence(active("c")) == (CampaignState.CONNECTING, "2 boards may be used")
     for name in ("n1", "n2"):
         store.leases.acquire(name, "client", "a sweep")
-    state, reason = made.explain_absence(active("c"), "no board is here")
+    state, reason = made.explain_absence(active("c"))
     assert state is CampaignState.WAITING
     assert reason.startswith("no board is here (n1: ")
     assert "client" in reason
     crew.taken = {"n2"}
-    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+    assert made.explain_absence(active("c")) == (CampaignState.CONNECTING, "2 boards may be used")

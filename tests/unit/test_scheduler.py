@@ -25,7 +25,7 @@ workload_states = st.builds(
     weight=st.integers(1, 20).map(float),
     flop=st.sampled_from([0.0, 1e3, 1e6, 1e9]),
     asked=st.integers(0, 64),
-    best_s=st.lists(st.floats(1e-6, 1.0), max_size=5).map(lambda best: tuple(sorted(best, reverse=True))),
+    rounds_s=st.lists(st.floats(1e-6, 1.0), max_size=5).map(lambda best: tuple(sorted(best, reverse=True))),
     exhausted=st.booleans(),
 )
 
@@ -63,7 +63,7 @@ def test_the_weightiest_comes_first() -> None:
     """
     states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
     assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
-    states = [state(flop=1e9, asked=4, best_s=(1e-2,)), state(flop=1e5, kind="softmax")]
+    states = [state(flop=1e9, asked=4, rounds_s=(1e-2,)), state(flop=1e5, kind="softmax")]
     assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
@@ -76,7 +76,7 @@ def test_every_workload_has_a_trial_before_any_has_two() -> None:
         assert decision is not None
         given.append(decision)
         index, count = decision
-        states[index] = dataclasses.replace(states[index], asked=states[index].asked + count, best_s=(1e-3,))
+        states[index] = dataclasses.replace(states[index], asked=states[index].asked + count, rounds_s=(1e-3,))
     assert given == [(1, 1), (0, 1), (2, 1), (1, 3), (0, 3)]
 
 
@@ -91,7 +91,7 @@ def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
         assert count == 1
         given.append(index)
         best_s = (states[index].flop / 30e9,)
-        states[index] = dataclasses.replace(states[index], asked=1, best_s=best_s)
+        states[index] = dataclasses.replace(states[index], asked=1, rounds_s=best_s)
     assert given == [1, 4, 3]
 
 
@@ -105,8 +105,8 @@ def test_a_few_trials_go_where_they_gain_most() -> None:
         each = states[index]
         asked = each.asked + count
         start_s = 2e-2 if each is states[0] and asked == 1 else 5e-4 if index == 0 else each.flop / 20e9
-        best_s = (*each.best_s, start_s * (1 + 1 / asked) / 2)
-        states[index] = dataclasses.replace(each, asked=asked, best_s=best_s)
+        best_s = (*each.rounds_s, start_s * (1 + 1 / asked) / 2)
+        states[index] = dataclasses.replace(each, asked=asked, rounds_s=best_s)
         remaining -= count
     assert states[0].asked <= 4
     assert all(s.asked >= 3 for s in states[1:4])
@@ -128,14 +128,14 @@ def test_gains_decide_among_the_tried() -> None:
     millisecond saved in a function that is called ten times counts ten times. A convolution far below the speed that
     another one reached has more to gain than that one.
     """
-    still = state(asked=40, best_s=(1e-3, 1e-3, 1e-3, 1e-3))
-    falling = state(asked=40, best_s=(4e-3, 3e-3, 2e-3, 1e-3))
+    still = state(asked=40, rounds_s=(1e-3, 1e-3, 1e-3, 1e-3))
+    falling = state(asked=40, rounds_s=(4e-3, 3e-3, 2e-3, 1e-3))
     assert priority.decide_next([still, falling], 100, SETTINGS) == (1, 8)
-    once = state(asked=8, best_s=(3e-3, 2e-3))
-    often = state(asked=8, best_s=(3e-3, 2e-3), weight=10.0)
+    once = state(asked=8, rounds_s=(3e-3, 2e-3))
+    often = state(asked=8, rounds_s=(3e-3, 2e-3), weight=10.0)
     assert priority.decide_next([once, often], 100, SETTINGS) == (1, 8)
-    fast = state(asked=16, best_s=(1e-3,))
-    slow = state(asked=16, best_s=(2e-2,))
+    fast = state(asked=16, rounds_s=(1e-3,))
+    slow = state(asked=16, rounds_s=(2e-2,))
     assert priority.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
 
 
@@ -147,7 +147,7 @@ def simulate(floors_s: list[float], start_s: list[float], weights: list[float], 
         index, count = decision
         asked = states[index].asked + count
         best = floors_s[index] + (start_s[index] - floors_s[index]) / (1 + asked / 8)
-        states[index] = dataclasses.replace(states[index], asked=asked, best_s=(*states[index].best_s, best))
+        states[index] = dataclasses.replace(states[index], asked=asked, rounds_s=(*states[index].rounds_s, best))
         remaining -= count
     return [s.asked for s in states]
 

@@ -1,7 +1,4 @@
-"""The engine's data on one running campaign: its order, the code of its jobs, the budget it has used.
-
-The scheduler keeps its own state of the campaign.
-"""
+"""The engine's data on one running campaign, beside the scheduler's entry of it."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
-from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.scheduler.state import CampaignEntry, Job, Lane
 from farm.inventory.board_types import require_board_type
 from farm.points.values import format_clocks
 from farm.search import gpus
-from farm.types.campaigns import Order, TypeOrder, WorkloadOrder
+from farm.types.campaigns import Budget, Order
 
 if TYPE_CHECKING:  # loads NumPy
     from farm.campaign.engine.engine_board import TrialMeasured
@@ -58,32 +55,12 @@ _HISTORY = 200
 
 
 @dataclasses.dataclass(eq=False)
-class Work:
-    """A candidate on its way through the engine, from proposal to result, with its code once it is built.
-
-    `failure` is a build failure that is the candidate's fault. `measured` holds the boards' results by assignment: two
-    boards may answer before one of them counts.
-    """
-
-    task: TaskKey
-    candidate: Any
-    library: bytes | None = None
-    sha256: str | None = None
-    build_s: float | None = None
-    failure: Outcome | None = None
-    measured: dict[int, TrialMeasured] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(eq=False)
 class Active:
-    """One campaign under way. `id` is its number in the store; times are seconds on the monotonic clock."""
+    """One campaign under way. `id` is its number in the store."""
 
     id: int
-    order: Order
-    began_s: float
-    attempts: dict[tuple[str, str, str, str], int]
-    used_s: float = 0.0
-    energy_j: float = 0.0
+    campaign: CampaignEntry
+    attempts: dict[tuple[str, str, str, str], int] = dataclasses.field(default_factory=dict)
     # The latest power of each board.
     power_w: dict[str, float] = dataclasses.field(default_factory=dict)
     # How long a counted trial held a board on average.
@@ -96,8 +73,6 @@ class Active:
     history: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
     history_step: int = 1
     warm: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Every task with its result so far, as progress shows it.
-    tasks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     # The clocks that candidates ran at, by board type and point.
     clocks: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     # The command that watches it; its death pauses the campaign once.
@@ -107,15 +82,18 @@ class Active:
     recorded: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
     decided: bool = False
 
+    # The limits that were heard of last. Since when it has no board (monotonic, s), and what was noted of that.
+    budget: Budget | None = None
+    alone_since: float | None = None
+    absence: tuple[str, str] | None = None
+
+    @property
+    def order(self) -> Order:
+        return self.campaign.order
+
     @property
     def name(self) -> str:
-        return self.order.name
-
-    def type_of(self, board_type: str) -> TypeOrder:
-        return next(each for each in self.order.types if each.board_type == board_type)
-
-    def workload_of(self, task: TaskKey) -> WorkloadOrder:
-        return next(each for each in self.type_of(task.board_type).workloads if each.hash == task.workload)
+        return self.campaign.name
 
     def find_energy_j(self, report: TrialMeasured) -> float:
         """Return the energy that a measurement took: the board's power in it times the time held.
@@ -132,51 +110,31 @@ class Active:
         ranges = (require_board_type(each.board_type).power.idle_range_w or (0.0, 0.0) for each in self.order.types)
         return max(sum(each) / 2 for each in ranges)
 
-    def is_heaviest(self, task: TaskKey) -> bool:
-        """Whether a task's workload has the most work per call of its board type."""
-        return task.workload == max(self.type_of(task.board_type).workloads, key=lambda each: each.flop).hash
-
-    def next_attempt(self, task: TaskKey, candidate: str) -> int:
+    def next_attempt(self, job: Job) -> int:
         """Return the number of a candidate's next attempt, from 1. `forget` removes the entry.
 
         A candidate that was given up keeps its entry: a restarted search may propose it again.
         """
-        key = (task.board_type, task.workload, task.point, candidate)
+        key = _to_attempts_key(job)
         self.attempts[key] = self.attempts.get(key, 0) + 1
         return self.attempts[key]
 
-    def forget(self, task: TaskKey, candidate: str) -> None:
+    def forget(self, job: Job) -> None:
         """Drop the entry of a candidate that is concluded: its attempts are counted in the store."""
-        self.attempts.pop((task.board_type, task.workload, task.point, candidate), None)
-
-    def note_counted(self, task: TaskKey, latency_s: float | None) -> None:
-        """Count a trial of a task; None: it failed by its candidate's fault."""
-        for row in self._find_rows(task):
-            row["counted"] += 1
-            if latency_s is not None and (row["best_s"] is None or latency_s < row["best_s"]):
-                row["best_s"] = latency_s
+        self.attempts.pop(_to_attempts_key(job), None)
 
     def count_fault(self, side: FaultSide) -> None:
         self.faults[f"{side}_faults"] += 1
 
-    def note_clocks(self, task: TaskKey, outcome: Outcome) -> None:
-        """Keep the board's clocks in a task's trial."""
-        place = (task.board_type, task.point)
+    def note_clocks(self, lane: Lane, outcome: Outcome) -> None:
+        """Keep the board's clocks in a lane's trial."""
+        place = (lane.board_type, lane.point)
         if place not in self.clocks:
             clusters = {
-                each.name: each.cpus for each in require_board_type(task.board_type).clusters if not each.isolated
+                each.name: each.cpus for each in require_board_type(lane.board_type).clusters if not each.isolated
             }
-            on_gpu = gpus.is_gpu(self.type_of(task.board_type).target)
+            on_gpu = gpus.is_gpu(lane.of_type.target)
             self.clocks[place] = format_clocks(outcome, clusters, on_gpu=on_gpu)
-
-    def note_ended(self, task: TaskKey, reason: str) -> None:
-        """Note why a task is searched no further."""
-        for row in self._find_rows(task):
-            row["ended"] = reason
-
-    def _find_rows(self, task: TaskKey) -> list[dict[str, Any]]:
-        place = (task.workload, task.board_type, task.point)
-        return [row for row in self.tasks if (row["workload"], row["board_type"], row["point"]) == place]
 
     def note_history(self, counted: int, latencies: Mapping[str, float]) -> None:
         """Append a point to the latency curve, in bounded space."""
@@ -187,22 +145,28 @@ class Active:
                 self.history_step *= 2
 
 
-def to_measure_spec(active: Active, work: Work, best_s: float | None) -> MeasureSpec:
+def _to_attempts_key(job: Job) -> tuple[str, str, str, str]:
+    task = job.task.key
+    return task.board_type, task.workload, task.point, job.candidate.hash
+
+
+def to_measure_spec(job: Job, best_s: float | None) -> MeasureSpec:
     """Return how to time a candidate; its time-out follows the best of its task so far (s)."""
-    order = active.order.measure
-    timeout_s = plan_run_timeout_s(best_s, order.repeat, order.min_repeat_s, order.timeout_s)
+    of_type, order = job.task.lane.of_type, job.task.lane.campaign.order
+    measure = order.measure
+    timeout_s = plan_run_timeout_s(best_s, measure.repeat, measure.min_repeat_s, measure.timeout_s)
     return MeasureSpec(
-        arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in work.candidate.arguments),
-        number=order.number,
-        repeat=order.repeat,
-        min_repeat_s=order.min_repeat_s,
+        arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in job.candidate.arguments),
+        number=measure.number,
+        repeat=measure.repeat,
+        min_repeat_s=measure.min_repeat_s,
         cold_weights=True,
-        device=gpus.device_of(active.type_of(work.task.board_type).target),
-        seed=active.order.search.seed,
+        device=gpus.device_of(of_type.target),
+        seed=order.search.seed,
         limits=Limits(
             timeout_s=timeout_s,
-            memory_bytes=order.memory_bytes,
-            threads=active.type_of(work.task.board_type).threads,
+            memory_bytes=measure.memory_bytes,
+            threads=of_type.threads,
             load_timeout_s=LOAD_S,
         ),
     )

@@ -13,15 +13,16 @@ from typing import Any
 
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress, to_rows
-from farm.campaign.engine.resume import list_tasks, to_added
+from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
-from farm.errors import FarmError, StoreFaultError, UsageError
+from farm.campaign.scheduler.state import CampaignEntry, Task
+from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
 from farm.settings import Settings
 from farm.store import Store
@@ -43,18 +44,15 @@ class CampaignOrders:
         self,
         settings: Settings,
         store: Store,
+        fleet: FleetState,
+        roster: Roster,
+        verifying: Verifying,
         searches: Searches,
-        under_way: Callable[[v.TaskKey], list[tuple[str, str]]],
         note: Callable[[str], None],
     ) -> None:
-        """`under_way`: hash and trace of the candidates of a task that are built or measured now."""
-        self._under_way = under_way
-        self._settings, self._store, self._searches, self._note = settings, store, searches, note
+        self._settings, self._store, self._fleet, self._note = settings, store, fleet, note
+        self._roster, self._verifying, self._searches = roster, verifying, searches
         self.active: dict[str, Active] = {}
-        self._budgets: dict[str, Any] = {}
-        # Of campaigns without a board: the scheduler's reason, and what was noted of it last.
-        self._waiting: dict[str, str] = {}
-        self._explained: dict[str, tuple[str, str]] = {}
         self._look_at = self._report_at = 0.0
         self._idle_since = time.monotonic()
 
@@ -63,57 +61,42 @@ class CampaignOrders:
         """Whether there was no running campaign for a while; paused ones do not count."""
         return time.monotonic() - self._idle_since > _LINGER_S
 
-    def poll(self, state: FleetState, verifying: Verifying) -> list[v.Event]:
-        """Return new requests as the scheduler's events."""
-        now = time.monotonic()
-        if any(self._is_at_work(active, state) for active in self.active.values()):
-            self._idle_since = now
-        if now < self._look_at:
-            return []
-        self._look_at = now + _LOOK_S
-        events: list[v.Event] = []
-        rows = self._store.campaigns.fetch(over=False)
-        self._raise_if_replaced(rows)
-        for row in rows:
-            events += self._hear(row, state, verifying)
-        if events:  # a campaign takes seconds to begin
-            self._idle_since = time.monotonic()
-        return events
+    def poll(self) -> None:
+        """Pass new requests on to the scheduler."""
+        self._fleet.now_s = now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            rows = self._store.campaigns.fetch(over=False)
+            self._raise_if_replaced(rows)
+            for row in rows:
+                self._hear(row)
+        if any(active.campaign.status is not v.Status.PAUSED for active in self.active.values()):
+            self._idle_since = time.monotonic()  # a campaign takes seconds to begin
 
-    def refuse(self, event: v.Event, error: FarmError) -> None:
-        """Report a request that cannot be executed."""
-        name = event.spec.name if isinstance(event, v.CampaignAdded) else getattr(event, "campaign", "")
-        active = self.active.get(name)
-        if active is not None and isinstance(event, v.CampaignAdded):
-            self._leave(active)
-            self._store.campaigns.note(active.id, "failed", error.message)
-        self._note(f"{name}: {error.message}")
-
-    def change(self, decision: v.Changed, roster: Roster) -> None:
+    def change(self, campaign: CampaignEntry) -> None:
         """Write a campaign's new status. One that is over is dropped, unless its verification is still open."""
-        active = self.active[decision.campaign]
-        if decision.status is v.Status.WAITING:
-            self._waiting[decision.campaign] = decision.reason
-            self._explain(active, roster)
+        name, reason = campaign.name, campaign.reason
+        active = self.active[name]
+        if campaign.status is v.Status.WAITING:
+            self._explain(active)
             return
-        self._forget_waiting(decision.campaign)
-        roster.forget_absence(decision.campaign)
+        active.alone_since = active.absence = None
         # The scheduler's part ends with the search; for people it ends with verification.
-        status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
-        self._store.campaigns.note(active.id, status, decision.reason)
-        if decision.status is v.Status.PAUSED:
+        status = "verifying" if campaign.status is v.Status.FINISHED else str(campaign.status)
+        self._store.campaigns.note(active.id, status, reason)
+        if campaign.status is v.Status.PAUSED:
             # Where no operator asked for it: so that an operator's resume is something new.
-            self._store.campaigns.want(decision.campaign, "pause", "its engine")
-        self._note(f"{decision.campaign} is {status}" + (f": {decision.reason}" if decision.reason else ""))
-        if decision.status is v.Status.CANCELLED:
-            self._leave(active)
+            self._store.campaigns.want(name, "pause", "its engine")
+        self._note(f"{name} is {status}" + (f": {reason}" if reason else ""))
+        if campaign.status is v.Status.CANCELLED:
+            self._leave(active.name)
         self._report_at = 0.0
 
-    def _explain(self, active: Active, roster: Roster) -> None:
+    def _explain(self, active: Active) -> None:
         """Write why a campaign has no board, if that changed."""
-        state, reason = roster.explain_absence(active, self._waiting[active.name])
-        if self._explained.get(active.name) != (state, reason):
-            self._explained[active.name] = (state, reason)
+        state, reason = self._roster.explain_absence(active)
+        if active.absence != (state, reason):
+            active.absence = (state, reason)
             self._store.campaigns.note(active.id, state, reason)
             self._note(f"{active.name} is {state}" + (f": {reason}" if reason else ""))
             self._report_at = 0.0
@@ -124,24 +107,24 @@ class CampaignOrders:
         reason = self._store.campaigns.require(active.name).reason
         self._store.campaigns.note(active.id, "finished", reason)
         self._note(f"{active.name} is finished: {reason}")
-        self._leave(active)
+        self._leave(active.name)
 
-    def report(self, state: FleetState, roster: Roster, verifying: Verifying) -> None:
+    def report(self) -> None:
         """Write the progress of all campaigns, at intervals."""
-        now = time.monotonic()
+        now, verifying = time.monotonic(), self._verifying
         ended = verifying.take_ended()
         if now < self._report_at and not ended:
             return
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
-            if active.name in self._waiting:
-                self._explain(active, roster)
-            phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
-            phase, _ = self._explained.get(active.name, (phase, ""))
+            if active.campaign.status is v.Status.WAITING:
+                self._explain(active)
+            phase = "verifying" if verifying.is_open(active.name) else str(active.campaign.status)
+            phase, _ = active.absence or (phase, "")
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
-            boards, winners = roster.list_boards(active, state), verifying.to_progress(active, active.trial_s)
-            progress = to_progress(active, state, boards, phase, now, winners)
+            boards, winners = self._roster.list_boards(active), verifying.to_progress(active, active.trial_s)
+            progress = to_progress(active, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
             progress["search_s"] = active.searched_s + self._searches.get_busy_s(active.name)
@@ -162,118 +145,115 @@ class CampaignOrders:
         if lost := sorted(self.active.keys() - mine):
             raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
 
-    def _is_at_work(self, active: Active, state: FleetState) -> bool:
-        campaign = state.campaigns.get(active.name)
-        return campaign is None or campaign.status is not v.Status.PAUSED
-
-    def _hear(self, row: FleetCampaign, state: FleetState, verifying: Verifying) -> list[v.Event]:
-        active, known = self.active.get(row.name), state.campaigns.get(row.name)
+    def _hear(self, row: FleetCampaign) -> None:
+        """Carry out what is asked of a campaign."""
+        active = self.active.get(row.name)
         if active is None:
             if row.state in _BEGIN and row.wanted == "run":
                 # another host's engine may be asking, too
-                return [self._begin(row)] if self._store.campaigns.take(row.id, process_identity()) else []
-            if row.state in _BEGIN and row.wanted != "run":
+                if self._store.campaigns.take(row.id, process_identity()):
+                    try:
+                        self._begin(row)
+                    except UsageError as error:
+                        self._leave(row.name)
+                        self._store.campaigns.note(row.id, "failed", error.message)
+                        self._note(f"{row.name}: {error.message}")
+            elif row.state in _BEGIN:
                 self._store.campaigns.note(
                     row.id, "cancelled" if row.wanted == "cancel" else "paused", "before it had begun"
                 )
-            return []
-        if known is None:
-            return []
+            return
+        status = active.campaign.status
         if is_gone(active.process):
             active.process = None  # an operator may resume it
             with contextlib.suppress(UsageError):
                 row = self._store.campaigns.want(row.name, "pause", "its command, which was killed")
-        if row.wanted != "run" and known.status is v.Status.FINISHED:
-            verifying.stop(row.name)
+        if row.wanted != "run" and status is v.Status.FINISHED:
+            self._verifying.stop(row.name)
             # Without an engine, so that a resume submits it anew.
             after = "cancelled" if row.wanted == "cancel" else "paused"
             self._store.campaigns.note(row.id, after, "while winners were looked for", {})
-            self._leave(active)
-            return []
-        events: list[v.Event] = []
-        if row.wanted == "cancel" and known.status not in v.OVER:
-            return [v.CampaignCancelled(row.name)]
-        if row.wanted == "pause" and known.status in (v.Status.RUNNING, v.Status.WAITING):
-            events.append(v.CampaignPaused(row.name))
-        if row.wanted == "run" and known.status is v.Status.PAUSED:
-            events.append(v.CampaignResumed(row.name))
-        if row.budget != self._budgets.get(row.name) and known.status not in v.OVER:
-            self._budgets[row.name] = row.budget
-            events.append(v.BudgetChanged(row.name, to_search_budget(row.budget, active.order)))
-        return events
+            self._leave(row.name)
+        if status in v.OVER:
+            return
+        if row.wanted == "cancel":
+            events.cancel(self._fleet, row.name)
+            return
+        if row.wanted == "pause" and status in v.GOING:
+            events.pause(self._fleet, row.name)
+        if row.wanted == "run" and status is v.Status.PAUSED:
+            events.resume(self._fleet, row.name)
+        if row.budget != active.budget:
+            active.budget = row.budget
+            events.change_budget(self._fleet, row.name, to_search_budget(row.budget, active.order))
 
-    def _begin(self, row: FleetCampaign) -> v.Event:
+    def _begin(self, row: FleetCampaign) -> None:
         """Begin a campaign, or continue where it left off."""
         order = row.order
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
-        used_s = float(progress.get("wall_clock_s", 0.0))
-        active = Active(
-            row.id, order, time.monotonic() - used_s, dict(self._store.trials.fetch_attempts(row.id)), used_s
+        breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
+        campaign = resume.to_campaign(
+            order,
+            to_search_budget(row.budget, order),
+            counted,
+            self._store.trials.fetch_board_seconds(row.id),
+            breakers,
+            float(progress.get("energy_j", 0.0)),
         )
+        active = Active(row.id, campaign, dict(self._store.trials.fetch_attempts(row.id)))
         counts = self._store.trials.count(row.id, purpose=SEARCH_TRIAL)
         active.faults = merge_faults(counts, progress)
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
-        active.energy_j = float(progress.get("energy_j", 0.0))
         active.searched_s = float(progress.get("search_s", 0.0))
         active.recorded = fetch_recorded(self._store, order)
         active.process = order.process if row.progress is None else None
         self.active[row.name] = active
-        self._budgets[row.name] = row.budget
+        active.budget = row.budget
         self._open_search(active)
         self._store.campaigns.note(row.id, "running", "", process_identity())
-        self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials exist")
-        breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
-        board_s = self._store.trials.fetch_board_seconds(row.id)
-        added = to_added(
-            order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers, active.energy_j
-        )
-        active.tasks = to_rows(order, added.done)
-        return added
+        self._note(f"{row.name}: {len(campaign.tasks)} workloads to search, {len(counted)} trials exist")
+        self._fleet.now_s = time.monotonic()
+        events.add_campaign(self._fleet, campaign, float(progress.get("wall_clock_s", 0.0)))
 
     def _open_search(self, active: Active) -> None:
-        order, settings = active.order, self._settings
+        order = active.order
         known = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
-        tasks = {
-            task: resume.to_search_task(known[task.board_type, task.workload], task, active.type_of(task.board_type))
-            for task in list_tasks(order)
-        }
+        tasks = {task.key: task for task in active.campaign.tasks}
 
-        def recall(task: v.TaskKey) -> list[Known]:
-            return self._recall(active, task)
-
-        def find_foreign(task: v.TaskKey) -> list[Any]:
-            return resume.fetch_foreign(self._store, active, task) if order.search.warm_start else []
+        def find_foreign(key: v.TaskKey) -> list[Any]:
+            return resume.fetch_foreign(self._store, tasks[key]) if order.search.warm_start else []
 
         self._searches.open(
             SearchPlan(
                 order.name,
-                to_search_settings(order.search, settings, any(of.is_host for of in order.types)),
-                tasks,
-                recall,
-                self._under_way,
+                to_search_settings(order.search, self._settings, any(of.is_host for of in order.types)),
+                {key: resume.to_search_task(known[key.board_type, key.workload], task) for key, task in tasks.items()},
+                lambda key: self._recall(active, tasks[key]),
+                self._list_under_way,
                 find_foreign,
             )
         )
 
-    def _recall(self, active: Active, task: v.TaskKey) -> list[Known]:
+    def _recall(self, active: Active, task: Task) -> list[Known]:
         """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
+        key = task.key
         if active.order.search.warm_start:
-            simulated = active.type_of(task.board_type).simulated
-            known = self._store.trials.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
+            simulated = task.lane.of_type.simulated
+            known = self._store.trials.fetch_known_candidates(key.workload, key.board_type, key.point, simulated)
         else:
-            known = self._store.trials.fetch_counted(active.id, (task.board_type, task.workload, task.point))
+            known = self._store.trials.fetch_counted(active.id, (key.board_type, key.workload, key.point))
         return [(each.candidate, each.trace_json, each.median_s) for each in known]
 
-    def _leave(self, active: Active) -> None:
-        self.active.pop(active.name, None)
-        self._forget_waiting(active.name)
-        self._searches.close(active.name)
+    def _list_under_way(self, key: v.TaskKey) -> list[tuple[str, str]]:
+        """List hash and trace of a task's candidates that are built or measured now."""
+        candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
+        return [(each.hash, each.trace_json) for each in candidates]
 
-    def _forget_waiting(self, name: str) -> None:
-        self._waiting.pop(name, None)
-        self._explained.pop(name, None)
+    def _leave(self, name: str) -> None:
+        self.active.pop(name, None)
+        self._searches.close(name)
 
 
 def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:

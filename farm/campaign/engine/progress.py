@@ -12,9 +12,7 @@ from typing import Any
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.plan_estimate import CHECK_S, count_tasks, list_final_s, plan_allowance
-from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import CampaignEntry
-from farm.campaign.scheduler.values import Done, TaskKey
 from farm.selection.tie import LOOKS
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign, Order
@@ -26,7 +24,6 @@ _LEAST_PACE = 4
 
 def to_progress(
     active: Active,
-    state: FleetState,
     boards: Sequence[Mapping[str, str]],
     phase: str,
     now_s: float,
@@ -35,27 +32,25 @@ def to_progress(
     """Return the progress document. `boards` are those that the campaign may use, with their state; `now_s` is
     monotonic, `winners` what `Verifying.to_progress` returns.
     """
-    campaign = state.campaigns.get(active.name)
-    tasks = list_tasks(active, state)
-    counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
-    wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
-    active.used_s = wall_clock_s
-    active.energy_j = campaign.energy_j if campaign else active.energy_j
-    if campaign and campaign.counted:
+    campaign = active.campaign
+    tasks = to_rows(campaign)
+    fill_in(tasks, active.recorded, decided=active.decided)
+    for row in tasks:
+        row["clocks"] = active.clocks.get((row["board_type"], row["point"]), "")
+    wall_clock_s = campaign.get_wall_clock_s(now_s)
+    if campaign.counted:
         active.trial_s = campaign.board_s / campaign.counted if campaign.board_s else None
-        active.pace_from = active.pace_from or (counted, wall_clock_s)
+        active.pace_from = active.pace_from or (campaign.counted, wall_clock_s)
     return {
         "at": time.time(),
         "phase": phase,
-        "counted": counted,
+        "counted": campaign.counted,
         "faults": dict(active.faults),
-        "board_s": campaign.board_s if campaign else 0.0,
-        "energy_j": campaign.energy_j if campaign else active.energy_j,
+        "board_s": campaign.board_s,
+        "energy_j": campaign.energy_j,
         "wall_clock_s": wall_clock_s,
-        "trials_end_s": campaign.budget.wall_clock_s if campaign and winners is None else None,
-        "eta_s": _find_eta_s(campaign, active, counted, wall_clock_s, len(boards))
-        if winners is None
-        else winners["eta_s"],
+        "trials_end_s": campaign.budget.wall_clock_s if winners is None else None,
+        "eta_s": _find_eta_s(active, wall_clock_s, len(boards)) if winners is None else winners["eta_s"],
         "winners": None if winners is None else {key: value for key, value in winners.items() if key != "eta_s"},
         "boards": [dict(each) for each in boards],
         "tasks": tasks,
@@ -69,8 +64,7 @@ def to_progress(
 def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     """Return the document of a campaign without an engine, from its trials."""
     order = campaign.order
-    added = resume.to_added(order, campaign.budget, store.totals.fetch_course(campaign.id), 0.0, 0.0)
-    tasks = to_rows(order, added.done)
+    tasks = to_rows(resume.to_campaign(order, campaign.budget, store.totals.fetch_course(campaign.id)))
     fill_in(tasks, fetch_recorded(store, order), decided=campaign.state is CampaignState.FINISHED)
     counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)
     fresh = {
@@ -94,26 +88,26 @@ def merge_faults(trials: Mapping[str, int], progress: Mapping[str, Any]) -> dict
     return {side: max(count, before.get(side, 0)) for side, count in trials.items() if side != "ok"}
 
 
-def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
-    """Return every task with its result so far. An ended campaign has none in the state."""
-    campaign = state.campaigns.get(active.name)
-    tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
-    if tasks:
-        active.tasks = [_to_row(active.order, task.key, task.counted, task.best_s, task.ended) for task in tasks]
-    fill_in(active.tasks, active.recorded, decided=active.decided)
-    for row in active.tasks:
-        row["clocks"] = active.clocks.get((row["board_type"], row["point"]), "")
-    return [dict(row) for row in active.tasks]
-
-
-def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
-    """Return every task of an order, with the results of earlier trials."""
-    known = {each.task: each for each in done}
-    rows = []
-    for key in resume.list_tasks(order):
-        before = known.get(key, Done(key, 0))
-        rows.append(_to_row(order, key, before.counted, before.best_s, ""))
-    return rows
+def to_rows(campaign: CampaignEntry) -> list[dict[str, Any]]:
+    """Return every task of a campaign with its result so far."""
+    return [
+        {
+            "workload": task.workload.hash,
+            "name": task.workload.name,
+            "kind": task.workload.kind,
+            "board_type": task.key.board_type,
+            "point": task.key.point,
+            "threads": task.lane.of_type.threads,
+            "weight": task.workload.weight,
+            "flop": task.workload.flop,
+            "counted": task.counted,
+            "best_s": task.best_s,
+            # It is made for the clocks that the type's boards have when none are set.
+            "predicted_s": task.workload.predicted_s if task.key.point == DEFAULT_POINT else None,
+            "ended": task.ended,
+        }
+        for task in campaign.tasks
+    ]
 
 
 def fetch_recorded(store: Store, order: Order) -> dict[tuple[str, str, str], float]:
@@ -136,27 +130,6 @@ def fill_in(rows: Iterable[dict[str, Any]], recorded: Mapping[tuple[str, str, st
         is_recorded = known is not None and (decided or row["best_s"] is None)
         row["best_s"] = known if is_recorded else row["best_s"]
         row["from"] = "record" if is_recorded else "trial"
-
-
-def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ended: str) -> dict[str, Any]:
-    of_type = next(each for each in order.types if each.board_type == key.board_type)
-    workload = next(each for each in of_type.workloads if each.hash == key.workload)
-    # It is made for the clocks that the type's boards have when none are set.
-    predicted_s = workload.predicted_s if key.point == DEFAULT_POINT else None
-    return {
-        "workload": workload.hash,
-        "name": workload.name,
-        "kind": workload.kind,
-        "board_type": key.board_type,
-        "point": key.point,
-        "threads": of_type.threads,
-        "weight": workload.weight,
-        "flop": workload.flop,
-        "counted": counted,
-        "best_s": best_s,
-        "predicted_s": predicted_s,
-        "ended": ended,
-    }
 
 
 def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -204,24 +177,12 @@ def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[st
     return {key: value for key, value in sums.items() if key not in missing}
 
 
-def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: float) -> float:
-    """Return the time from the start without pauses, as the budget counts it."""
-    if campaign is None:
-        return active.used_s
-    if campaign.pause_began_s and campaign.status == "paused":
-        now_s = campaign.pause_began_s
-    return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
-
-
-def _find_eta_s(
-    campaign: CampaignEntry | None, active: Active, counted: int, used_s: float, boards: int
-) -> float | None:
+def _find_eta_s(active: Active, used_s: float, boards: int) -> float | None:
     """Estimate the time to the end, at the pace so far: trials or wall clock, then verification, then whole models.
 
     None while there is no pace.
     """
-    if campaign is None:
-        return None
+    campaign, counted = active.campaign, active.campaign.counted
     budget = campaign.budget
     times = [] if budget.wall_clock_s is None else [max(0.0, budget.wall_clock_s - used_s)]
     since, since_s = active.pace_from or (0, 0.0)

@@ -5,21 +5,22 @@ This is how a campaign begins, and how it continues after its engine ended: ther
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
-from farm.campaign.engine.active import Active
-from farm.campaign.scheduler.values import CampaignAdded, CampaignWorkload, Done, Part, ScheduledCampaign, TaskKey
+from farm.campaign.scheduler import state
+from farm.campaign.scheduler.state import CampaignEntry, Task
+from farm.campaign.scheduler.values import TaskKey
+from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners import campaign_search
 from farm.search.tuners.cost_model import Traits, derive_traits
 from farm.store import Store
 from farm.store.totals import CountedTrial
 from farm.store.trials import CandidateKey
-from farm.types.campaigns import Budget, Order, TypeOrder
+from farm.types.campaigns import Budget, Order
 from farm.values import Workload, operator_kind
 
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
@@ -29,10 +30,11 @@ _TRIALS_PER_SOURCE = 40
 _load_types = functools.cache(load_board_types)
 
 
-def to_search_task(workload: Workload, task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
-    """Build a task from its workload."""
-    traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
-    return campaign_search.SearchTask(workload, task.board_type, task.point, traits)
+def to_search_task(workload: Workload, task: Task) -> campaign_search.SearchTask:
+    """Build a search's task from its workload."""
+    key, of_type = task.key, task.lane.of_type
+    traits = find_traits(key.board_type, of_type.target, of_type.threads, of_type.points.get(key.point))
+    return campaign_search.SearchTask(workload, key.board_type, key.point, traits)
 
 
 def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
@@ -48,17 +50,16 @@ def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point:
     return derive_traits(config, threads, float(cpu_hz), float(memory_hz))
 
 
-def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_search.ForeignTrial]:
+def fetch_foreign(store: Store, task: Task) -> list[campaign_search.ForeignTrial]:
     """Return good trials of workloads of the same operator kind at other tasks.
 
     For real boards, trials of simulated boards with the same core fill the places that are left.
     """
-    of_type = active.type_of(task.board_type)
-    kind = active.workload_of(task).kind
-    hashes = [each for each, name in store.workloads.fetch_names() if operator_kind(name) == kind]
+    of_type, key = task.lane.of_type, task.key
+    hashes = [each for each, name in store.workloads.fetch_names() if operator_kind(name) == task.workload.kind]
     rows = store.trials.fetch_similar(
         hashes,
-        exclude=(task.workload, task.board_type, task.point),
+        exclude=(key.workload, key.board_type, key.point),
         simulated=of_type.simulated,
         limit=_TRIALS_PER_TASK,
         per_task=_TRIALS_PER_SOURCE,
@@ -68,7 +69,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
             hashes, simulated=True, limit=_TRIALS_PER_TASK - len(rows), per_task=_TRIALS_PER_SOURCE
         )
         rows += [row for row in priced if row.workload.target.get("mtriple") == of_type.target.get("mtriple")]
-    points = {key: point for each in active.order.types for key, point in each.points.items()}
+    points = {text: point for each in task.lane.campaign.order.types for text, point in each.points.items()}
     return [
         campaign_search.ForeignTrial(
             row.workload,
@@ -88,71 +89,42 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
     ]
 
 
-def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:
-    """Build the scheduler's campaign; workloads are named by their hashes."""
-    parts = tuple(
-        Part(each.board_type, point, tuple(CampaignWorkload(w.hash, w.kind, w.weight, w.flop) for w in each.workloads))
-        for each in order.types
-        for point in each.points
-        if each.workloads
-    )
-    return ScheduledCampaign(
-        order.name,
-        order.owner,
-        parts,
-        budget,
-        labels=to_labels(order.labels) | to_names(order.boards),
-        priority=order.priority,
-        early_stopping=order.search.early_stopping,
-        early_stopping_all=order.search.early_stopping_all,
-    )
-
-
-def to_labels(labels: Mapping[str, str]) -> frozenset[str]:
-    """Format labels as the scheduler compares them."""
-    return frozenset(f"{name}={value}" for name, value in labels.items())
-
-
-def to_names(boards: Iterable[str]) -> frozenset[str]:
-    """Return board names as labels with an empty name, which no real label has."""
-    names = ",".join(sorted(boards))
-    return frozenset({f"={names}"} if names else ())
-
-
-def to_added(
+def to_campaign(
     order: Order,
     budget: Budget,
     counted: Iterable[CountedTrial],
-    board_s: float,
-    wall_clock_s: float,
+    board_s: float = 0.0,
     breakers: Iterable[CandidateKey] = (),
     energy_j: float = 0.0,
-) -> CampaignAdded:
-    """Build the event that begins a campaign, or continues it from its counted trials (`store.totals.fetch_course`).
+) -> CampaignEntry:
+    """Build the scheduler's campaign as its counted trials (`store.totals.fetch_course`) left it.
 
-    `breakers` are candidates that lost too many boards to be tried again (`store.trials.fetch_board_breakers`).
+    `breakers` are candidates that lost too many boards to be tried again (`store.trials.fetch_board_breakers`). Raises
+    UsageError where a trial is of another campaign.
     """
-    done: dict[TaskKey, Done] = {}
-    for row in counted:
+    campaign = state.to_campaign(order, budget)
+    campaign.board_s, campaign.energy_j = board_s, energy_j
+    tasks = {task.key: task for task in campaign.tasks}
+    tried = set()
+
+    def find_task(row: CountedTrial | CandidateKey) -> Task:
         key = TaskKey(order.name, row.workload, row.board_type, row.operating_point)
-        before = done.get(key, Done(key, 0))
-        latency_s = row.median_s
-        better = latency_s is not None and (before.best_s is None or latency_s < before.best_s)
-        done[key] = Done(
-            key, before.counted + 1, latency_s if better else before.best_s, 0 if better else before.since_best + 1
-        )
+        if key not in tasks:
+            raise UsageError(f"{key} is no workload of campaign {order.name!r}", "Was its file changed?")
+        tried.add(tasks[key])
+        return tasks[key]
+
+    for row in counted:
+        task = find_task(row)
+        better = row.median_s is not None and (task.best_s is None or row.median_s < task.best_s)
+        task.best_s = row.median_s if better else task.best_s
+        task.since_best = 0 if better else task.since_best + 1
+        task.counted += 1
+        campaign.counted += 1
     for each in breakers:
-        key = TaskKey(order.name, each.workload, each.board_type, each.operating_point)
-        before = done.get(key, Done(key, 0))
-        done[key] = dataclasses.replace(before, banned=before.banned | {each.candidate})
-    return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s, energy_j)
-
-
-def list_tasks(order: Order) -> list[TaskKey]:
-    """List every workload on every board type at every operating point."""
-    return [
-        TaskKey(order.name, workload.hash, each.board_type, point)
-        for each in order.types
-        for point in each.points
-        for workload in each.workloads
-    ]
+        find_task(each).banned |= {each.candidate}
+    for task in campaign.tasks:
+        task.asked = task.counted
+        task.rounds_s = () if task.best_s is None else (task.best_s,)
+    campaign.since_best = min((task.since_best for task in tried), default=0)
+    return campaign

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from device_agent.protocol import MeasureSpec, OperatingPoint
+from device_agent.protocol import MeasureSpec
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.board_keeping import BoardsAsked
-from farm.campaign.engine.resume import to_labels, to_names
-from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler.state import Lane, to_labels, to_names
+from farm.campaign.scheduler.values import Status
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
 from farm.types.campaigns import Order
@@ -38,36 +39,30 @@ class Roster:
         self,
         store: Store,
         engine_boards: boards.EngineBoards,
+        fleet: FleetState,
         need: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
         """`need` connects boards by name."""
-        self._store, self._boards, self._need = store, engine_boards, need
+        self._store, self._boards, self._fleet, self._need = store, engine_boards, fleet, need
         # The boards that campaigns name, each campaign's together.
         self._named: set[tuple[str, ...]] = set()
-        # Since when campaigns are without a board.
-        self._alone_since: dict[str, float] = {}
         self._here: dict[str, boards.Arrived] = {}
         self._lent: dict[str, str] = {}
         self._yielding: set[str] = set()
         self._look_at = 0.0
 
-    def want(self, actives: Iterable[Active], state: FleetState) -> list[v.Event]:
+    def want(self, actives: Iterable[Active]) -> None:
         """Request the boards that running campaigns may use, and return all others.
 
-        Returns the scheduler's events: boards that only some campaigns may use form groups of their own.
+        Boards that only some campaigns may use form groups of their own.
         """
         now = time.monotonic()
         if now < self._look_at:
-            return []
+            return
         self._look_at = now + _LOOK_S
         wanted: dict[str, set[str]] = {}
         asked: list[BoardsAsked] = []
-        under_way = []
-        for active in actives:
-            campaign = state.campaigns.get(active.name)
-            if campaign is not None and campaign.status is v.Status.PAUSED:
-                continue
-            under_way.append(active.order)
+        under_way = [each.order for each in actives if each.campaign.status is not Status.PAUSED]
         host = self._boards.want_host(any(each.is_host for order in under_way for each in order.types))
         rows = self._store.boards.fetch()
         for order in under_way:
@@ -85,40 +80,40 @@ class Roster:
                 asked.append(BoardsAsked(order.name, purpose, each.board_type, frozenset(names), order.priority))
         self._boards.want(wanted, asked)
         self._need({name for names in wanted.values() for name in names} - {host})
-        return self._regroup({order.boards for order in under_way if order.boards})
+        self._regroup({order.boards for order in under_way if order.boards})
 
-    def arrive(self, report: boards.Arrived) -> list[v.Event]:
+    def arrive(self, report: boards.Arrived) -> None:
         self._here[report.board] = report
         labels = to_labels(report.labels).union(*(to_names(names) for names in self._find_named(report.board)))
-        return [v.BoardArrived(report.board, report.board_type, labels=labels, is_host=report.is_host)]
+        events.arrive(self._fleet, report.board, report.board_type, labels=labels, is_host=report.is_host)
 
     def _find_named(self, board: str) -> set[tuple[str, ...]]:
         return {names for names in self._named if board in names}
 
-    def _regroup(self, named: set[tuple[str, ...]]) -> list[v.Event]:
+    def _regroup(self, named: set[tuple[str, ...]]) -> None:
         """Report boards to the scheduler anew that are named by other campaigns now."""
         before = {name: self._find_named(name) for name in self._here}
         self._named = named
         settled = [name for name in before if name not in self._lent.keys() | self._yielding]
-        moved = [name for name in settled if self._find_named(name) != before[name]]
-        return [event for name in moved for event in self.arrive(self._here[name])]
+        for name in settled:
+            if self._find_named(name) != before[name]:
+                self.arrive(self._here[name])
 
-    def yields(self, report: boards.AskedBack) -> list[v.Event]:
+    def yields(self, report: boards.AskedBack) -> None:
         """Report that a board goes to another user: it finishes its work and gets no more."""
         self._yielding.add(report.board)
-        return [] if report.board in self._lent else [v.BoardYields(report.board)]
+        events.yield_board(self._fleet, report.board)
 
-    def leave(self, report: boards.Left) -> list[v.Event]:
+    def leave(self, report: boards.Left) -> None:
         self._here.pop(report.board, None)
         self._yielding.discard(report.board)
         if report.doubted_after is not None:
             count = self._store.trials.add_doubt(report.board, report.doubted_after, report.reason)
             self._store.events.add("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
-        if self._lent.pop(report.board, None) is not None:
-            return []
-        return [v.BoardLeft(report.board)]
+        self._lent.pop(report.board, None)
+        events.leave(self._fleet, report.board)
 
-    def lend(self, order: Order, board_type: str, count: int, state: FleetState) -> list[str]:
+    def lend(self, order: Order, board_type: str, count: int) -> list[str]:
         """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""
         fits = [
             name
@@ -129,19 +124,19 @@ class Roster:
         ]
 
         def is_working(name: str) -> bool:
-            board = state.boards.get(name)
+            board = self._fleet.boards.get(name)
             return board is not None and board.running is not None
 
         chosen = sorted(fits, key=lambda name: (is_working(name), name))[:count]
         for name in chosen:
             self._lent[name] = order.name
+            events.leave(self._fleet, name)
         return chosen
 
-    def take_back(self, name: str) -> list[v.Event]:
+    def take_back(self, name: str) -> None:
         """Return a lent board."""
-        if self._lent.pop(name, None) is None or name not in self._here or name in self._yielding:
-            return []
-        return self.arrive(self._here[name])
+        if self._lent.pop(name, None) is not None and name in self._here and name not in self._yielding:
+            self.arrive(self._here[name])
 
     def find_borrowers(self, active: Active) -> list[str]:
         """List the other campaigns whose verification uses boards of a campaign's types."""
@@ -154,25 +149,22 @@ class Roster:
             }
         )
 
-    def explain_absence(self, active: Active, reason: str) -> tuple[CampaignState, str]:
-        """Explain why a campaign has no board; `reason` is the scheduler's."""
+    def explain_absence(self, active: Active) -> tuple[CampaignState, str]:
+        """Explain why a campaign has no board, beside the scheduler's reason."""
         if borrowers := self.find_borrowers(active):
             return CampaignState.WAITING, f"boards verify {', '.join(borrowers)}"
         now = time.monotonic()
-        since = self._alone_since.setdefault(active.name, now)
+        active.alone_since = active.alone_since or now
         rows = [row for row in self._store.boards.fetch() if self._may_use(row, active.order)]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
         why = {str(row.name): find_reason(row) for row in rows if not self._boards.has_taken(row.name)}
         if any(row.name not in why or not why[row.name] for row in rows):
             return CampaignState.CONNECTING, coming
-        if now - since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
+        if now - active.alone_since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
             return CampaignState.CONNECTING, coming
         said = "; ".join(f"{name}: {text}" for name, text in list(why.items())[:_MOST_NAMED])
         more = f"; and {len(why) - _MOST_NAMED} more" if len(why) > _MOST_NAMED else ""
-        return CampaignState.WAITING, f"{reason} ({said}{more})" if said else reason
-
-    def forget_absence(self, name: str) -> None:
-        self._alone_since.pop(name, None)
+        return CampaignState.WAITING, active.campaign.reason + (f" ({said}{more})" if said else "")
 
     def _may_use(self, row: BoardInfo, order: Order) -> bool:
         return order.may_use(row.name, row.labels) and any(
@@ -192,23 +184,24 @@ class Roster:
             about.board_type == board_type and order.may_use(name, about.labels) for name, about in self._here.items()
         )
 
-    def offer_reference_kernel(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+    def offer_reference_kernel(self, lane: Lane, spec: MeasureSpec, library: bytes) -> None:
         """Offer a good candidate of a type's heaviest workload as its reference kernel; the first one is taken.
 
         A long-running kernel is least affected by noise.
         """
+        board_type, point = lane.board_type, lane.of_type.points[lane.point]
         alone = any(about.is_host for about in self._here.values() if about.board_type == board_type)
         if not alone and not self._boards.has_reference_kernel(board_type):
             self._boards.set_reference_kernel(board_type, point, spec, library)
 
-    def list_boards(self, active: Active, state: FleetState) -> list[dict[str, Any]]:
+    def list_boards(self, active: Active) -> list[dict[str, Any]]:
         """List the boards that a campaign may use, with their state."""
         kinds = {each.board_type for each in active.order.types}
         rows = []
         for name, about in sorted(self._here.items()):
             if about.board_type not in kinds or not active.order.may_use(name, about.labels):
                 continue
-            board = state.boards.get(name)
+            board = self._fleet.boards.get(name)
             doing = "verifying" if name in self._lent else "idle"
             if board is not None and board.running is not None:
                 doing = "measuring"

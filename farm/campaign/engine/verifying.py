@@ -16,6 +16,7 @@ from farm.campaign.engine.active import Active
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.plan_estimate import CHECK_S
+from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.verify.programs import (
@@ -132,26 +133,27 @@ class Verifying:
         self,
         settings: Settings,
         store: Store,
+        fleet: FleetState,
+        roster: Roster,
         engine_boards: boards.EngineBoards,
         compilers: builds.BuildFarm,
         searches: Searches,
         note: Callable[[str, str, str], None],
     ) -> None:
-        self._settings, self._store = settings, store
+        self._settings, self._store, self._fleet, self._roster = settings, store, fleet, roster
         self._boards, self._compilers, self._searches, self._note = engine_boards, compilers, searches, note
         self._models = ModelCompiles()
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._events: list[v.Event] = []
 
     @property
     def busy(self) -> bool:
-        return bool(self._open or self._ended or self._events)
+        return bool(self._open or self._ended)
 
     def begin(self, active: Active) -> None:
         """Begin the verification of a campaign whose search is over, with a share of its budget."""
-        counted = sum(int(task["counted"]) for task in active.tasks)
-        trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
+        campaign = active.campaign
+        trials = max(active.order.budget.trials or 0, campaign.counted) / max(1, len(campaign.tasks))
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
         verification = Verification(
             active.id,
@@ -165,35 +167,31 @@ class Verifying:
         self._open[active.name] = _Open(active, verification)
         if not rests:  # it loads while finalists are measured
             self._models.prepare()
-        self._reserve()
 
     def stop(self, name: str) -> None:
         """Drop a campaign's verification; its records stay."""
         self._models.forget(name)
         if name in self._open:
             self._give_boards_back(self._open.pop(name))
-            self._reserve()
 
     def close(self) -> None:
         self._models.close()
 
-    def poll(self) -> list[v.Event]:
-        """Return the scheduler's events: boards lent, the time that they worked, boards returned."""
+    def poll(self) -> None:
+        """Take answers, and pause search and build while the machine that they run on measures finalists."""
         for request, answer in self._models.poll():
             request.answer = answer
-        events, self._events = self._events, []
-        return events
+        self._fleet.reserved = any(each.has_host for each in self._open.values())
 
-    def step(self, state: FleetState, roster: Roster) -> None:
+    def step(self) -> None:
         """Lend boards, start requests, end verifications that are done."""
-        self._roster = roster
         for name, each in list(self._open.items()):
             if not self._is_settled(each):
                 continue
             verification = each.verification
-            if each.has_host and (state.requests or state.building):
+            if each.has_host and (self._fleet.requests or self._fleet.building):
                 continue  # what is under way ends first; nothing new begins
-            self._lend(each, state)
+            self._lend(each)
             for request in verification.step(time.monotonic()):
                 self._ask(each, request)
             for board in verification.spare():
@@ -202,7 +200,6 @@ class Verifying:
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
                 self._give_boards_back(each)
-                self._reserve()
 
     def take_ended(self) -> set[str]:
         """Return campaigns whose verification is done. `to_verdict` describes them until the next call."""
@@ -255,7 +252,7 @@ class Verifying:
             return False
         name = report.assignment.campaign
         energy_j = self._open[name].active.find_energy_j(report) if name in self._open else 0.0
-        self._events.append(v.FinalistMeasured(name, report.board_s, energy_j))
+        events.finalist_measured(self._fleet, name, report.board_s, energy_j)
         return True
 
     def _answer(self, job: Any, answer: Any) -> bool:
@@ -270,10 +267,6 @@ class Verifying:
             if report.board in each.boards:
                 each.boards.discard(report.board)
                 each.verification.take(report.board)
-
-    def _reserve(self) -> None:
-        """Pause search and build while the machine that they run on measures finalists."""
-        self._events.append(v.HostReserved(any(each.has_host for each in self._open.values())))
 
     def _is_settled(self, each: _Open) -> bool:
         """Whether boards have just run their reference kernels, so that finalists can be chosen by their results."""
@@ -291,24 +284,22 @@ class Verifying:
         if have > each.verification.wants().get(about.board_type, 0):
             self._return(each, board)
 
-    def _lend(self, each: _Open, state: FleetState) -> None:
+    def _lend(self, each: _Open) -> None:
         order = each.active.order
         each.verification.expect({of.board_type: self._roster.count(order, of.board_type) for of in order.types})
         for board_type, count in each.verification.wants().items():
             have = sum(self._roster.is_of(name, board_type) for name in each.boards)
-            most = self._find_most(order, board_type, state)
-            for name in self._roster.lend(order, board_type, max(0, min(count, most) - have), state):
+            most = self._find_most(order, board_type)
+            for name in self._roster.lend(order, board_type, max(0, min(count, most) - have)):
                 each.boards.add(name)
-                self._events.append(v.BoardLeft(name))
                 about = self._roster.find(name)
                 each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
 
-    def _find_most(self, order: Order, board_type: str, state: FleetState) -> int:
+    def _find_most(self, order: Order, board_type: str) -> int:
         """Limit how many boards of a type are lent: all, or half of them while searches have work for them."""
         here = self._roster.count(order, board_type)
         searched = any(
-            lane.board_type == board_type and state.campaigns[lane.campaign].status is v.Status.RUNNING
-            for lane in state.lanes.values()
+            lane.board_type == board_type and lane.campaign.status is v.Status.RUNNING for lane in self._fleet.lanes
         )
         return max(_LEAST_LENT, here // 2) if searched else here
 
@@ -330,7 +321,7 @@ class Verifying:
     def _return(self, each: _Open, board: str) -> None:
         each.boards.discard(board)
         each.verification.take(board)
-        self._events += self._roster.take_back(board)
+        self._roster.take_back(board)
 
     def _give_boards_back(self, each: _Open) -> None:
         for board in list(each.boards):

@@ -5,11 +5,8 @@ Works on the fleet's state. `scheduler` requests candidates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
-
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import BoardEntry, JobEntry, LaneEntry, Pool, PoolKey
+from farm.campaign.scheduler.state import Account, BoardEntry, Job, Lane, Pool
 from farm.campaign.scheduler.values import Phase, Status
 
 
@@ -18,7 +15,7 @@ def may_prepare(fleet: FleetState) -> bool:
     return fleet.phase is not Phase.MEASURING and not fleet.reserved
 
 
-def plan_queues(fleet: FleetState) -> dict[int, int]:
+def plan_queues(fleet: FleetState) -> dict[Lane, int]:
     """Return how many candidates to build for each lane before the host measures them, for lanes whose board is the
     host.
 
@@ -26,7 +23,7 @@ def plan_queues(fleet: FleetState) -> dict[int, int]:
     """
     queue = 1 if fleet.phase is Phase.FIRST else 2 * fleet.settings.batch
     hosts = (pool for pool in fleet.pools.values() if pool.is_host and pool.boards)
-    return {number: queue for pool in hosts for number in pool.lanes}
+    return {lane: queue for pool in hosts for lane in pool.lanes}
 
 
 def end_measuring(fleet: FleetState) -> None:
@@ -52,31 +49,11 @@ def _is_measuring(fleet: FleetState) -> bool:
 
 def _has_any_work(fleet: FleetState) -> bool:
     return any(
-        (lane.ready or lane.again)
-        and fleet.campaigns[lane.campaign].status is Status.RUNNING
-        and fleet.campaigns[lane.campaign].may_measure(fleet.settings.measure_limit_s)
+        (lane.ready or lane.again) and fleet.may_measure(lane.campaign)
         for pool in fleet.pools.values()
         if pool.is_host and pool.boards
-        for lane in (fleet.lanes[number] for number in pool.lanes)
+        for lane in pool.lanes
     )
-
-
-Key = TypeVar("Key", int, str)
-
-
-class _Option(NamedTuple):
-    """A lane with work for a board. `stays`: the board keeps its clocks."""
-
-    owner: str
-    campaign: str
-    lane: int
-    stays: bool
-
-
-class _Pick(NamedTuple):
-    job: int
-    stays: bool
-    used: tuple[float, float, float]
 
 
 def dispatch(fleet: FleetState) -> None:
@@ -84,175 +61,145 @@ def dispatch(fleet: FleetState) -> None:
 
     A host that searches and builds gets none (`begin_measuring`).
     """
-    pools = [key for key, pool in fleet.pools.items() if not pool.is_host or fleet.phase is Phase.MEASURING]
+    pools = [pool for pool in fleet.pools.values() if not pool.is_host or fleet.phase is Phase.MEASURING]
     for kind in ("idle", "room"):
         # Boards that keep their clocks choose first: otherwise, with more boards than jobs, one would change its clocks
         # for a job that another could run as it is.
         for stays in (True, False):
-            for key in pools:
-                if getattr(fleet.pools[key], kind) and _has_work(fleet, fleet.pools[key]):
-                    for point in list(getattr(fleet.pools[key], kind)):
-                        _fill(fleet, key, kind, point, stays)
-        for key in pools:
+            for pool in pools:
+                groups: dict[str, list[BoardEntry]] = getattr(pool, kind)
+                if groups and any(lane.ready or lane.again for lane in pool.lanes):
+                    for point in list(groups):
+                        _fill(fleet, pool, groups, point, stays)
+        for pool in pools:
             # Before the second round, which prefetches for the boards that a job is taken from.
-            if kind == "idle" and fleet.pools[key].idle:
-                _take_waiting(fleet, key)
-    for key in pools:
-        if fleet.pools[key].idle:
-            _double_stragglers(fleet, key)
+            if kind == "idle" and pool.idle:
+                _take_waiting(fleet, pool)
+    for pool in pools:
+        if pool.idle:
+            _double_stragglers(fleet, pool)
 
 
-def _has_work(fleet: FleetState, pool: Pool) -> bool:
-    return any(fleet.lanes[number].ready or fleet.lanes[number].again for number in pool.lanes)
-
-
-def _fill(fleet: FleetState, key: PoolKey, kind: str, point: str, stays: bool) -> None:
+def _fill(fleet: FleetState, pool: Pool, groups: dict[str, list[BoardEntry]], point: str, stays: bool) -> None:
     """Assign jobs to a group's boards while there are any."""
-    while names := getattr(fleet.pools[key], kind).get(point, ()):
+    while boards := groups.get(point, ()):
         # A job avoids fewer boards than `max_attempts`, so if none of that many boards may have it, no board of the
         # group may.
-        for name in names[: fleet.settings.max_attempts]:
-            pick = _find_pick(fleet, key, name, point)
-            if pick is not None and (pick.stays or not stays):
-                fleet.assign(pick.job, name, pick.used)
+        for board in boards[: fleet.settings.max_attempts]:
+            pick = _find_pick(fleet, pool, board, point)
+            if pick is not None and (pick[0].task.lane.point == point or not stays):
+                fleet.assign(pick[0], board, pick[1])
                 break
         else:
             return
 
 
-def _find_pick(fleet: FleetState, key: PoolKey, name: str, point: str) -> _Pick | None:
-    """Pick a board's next job: by the shares of owners, then campaigns, then lanes."""
-    pool = fleet.pools[key]
-    options = []
-    for number in pool.lanes:
-        lane = fleet.lanes[number]
-        if lane.ready or lane.again:
-            campaign = fleet.campaigns[lane.campaign]
-            if (
-                campaign.status is Status.RUNNING
-                and campaign.may_measure(fleet.settings.measure_limit_s)
-                and _find_job(fleet, lane, name) is not None
-            ):
-                options.append(_Option(campaign.spec.owner, lane.campaign, number, lane.point == point))
-    if not options:
+def _find_pick(fleet: FleetState, pool: Pool, board: BoardEntry, point: str) -> tuple[Job, list[float]] | None:
+    """Pick a board's next job by the shares of owners, then campaigns, then lanes; return their use of the pool too."""
+    lanes = [
+        lane
+        for lane in pool.lanes
+        if (lane.ready or lane.again) and fleet.may_measure(lane.campaign) and _find_job(fleet, lane, board)
+    ]
+    if not lanes:
         return None
-    owner, owner_used = _least(fleet, pool, [(o.owner, o.stays) for o in options], pool.owner_used)
-    options = [o for o in options if o.owner == owner]
-    campaign_name, campaign_used = _least(fleet, pool, [(o.campaign, o.stays) for o in options], pool.campaign_used)
-    options = [o for o in options if o.campaign == campaign_name]
-    number, lane_used = _least(fleet, pool, [(o.lane, o.stays) for o in options], pool.lane_used)
-    lane = fleet.lanes[number]
-    job = _find_job(fleet, lane, name)
-    return None if job is None else _Pick(job, lane.point == point, (owner_used, campaign_used, lane_used))
+    used = []
+    for level in range(3):
+        account, used_s = _find_least(fleet, pool, point, lanes, level)
+        lanes = [lane for lane in lanes if lane.accounts[level] == account]
+        used.append(used_s)
+    job = _find_job(fleet, lanes[0], board)
+    return None if job is None else (job, used)
 
 
-def _least(
-    fleet: FleetState, pool: Pool, options: list[tuple[Key, bool]], used: Mapping[Key, float]
-) -> tuple[Key, float]:
-    """Return the least served account and its use of the pool (s, weighted).
+def _find_least(fleet: FleetState, pool: Pool, point: str, lanes: list[Lane], level: int) -> tuple[Account, float]:
+    """Return the least served of the lanes' accounts at a level, and its use of the pool (s, weighted).
 
     An account that needs other clocks waits until it is behind by the cost of changing them on every board: within that
     band boards keep their clocks, outside of it shares decide. An account that had nothing to measure is behind by the
     credit at most.
     """
     credit = fleet.settings.credit_s * pool.boards
-    floor = max(used.get(key, 0.0) for key, _ in options) - credit
     band = min(fleet.settings.switch_s * pool.boards, credit / 2)
-    costs = [(max(used.get(key, 0.0), floor), stays, key) for key, stays in options]
-    effective, _, key = min(costs, key=lambda cost: (cost[0] + (0.0 if cost[1] else band), cost[2]))
-    return key, effective
+    used = [pool.used.get(lane.accounts[level], 0.0) for lane in lanes]
+    floor = max(used) - credit
+    least_s, best_s, best = float("inf"), 0.0, lanes[0]
+    for lane, used_s in zip(lanes, used, strict=True):
+        used_s = max(used_s, floor)
+        cost_s = used_s if lane.point == point else used_s + band
+        if cost_s < least_s:
+            least_s, best_s, best = cost_s, used_s, lane
+    return best.accounts[level], best_s
 
 
-def _find_job(fleet: FleetState, lane: LaneEntry, name: str) -> int | None:
+def _find_job(fleet: FleetState, lane: Lane, board: BoardEntry) -> Job | None:
     """Return the first job of a lane that a board may have; retried ones come first."""
-    for number in lane.again:
-        if _may_have(fleet, lane, fleet.jobs[number], name):
-            return number
+    for job in lane.again:
+        if _may_have(fleet, job, board):
+            return job
     return lane.ready[0] if lane.ready else None
 
 
-def _may_have(fleet: FleetState, lane: LaneEntry, job: JobEntry, name: str) -> bool:
+def _may_have(fleet: FleetState, job: Job, board: BoardEntry) -> bool:
     """Whether a job may go to a board: not where it failed, unless it failed on all boards."""
-    if name not in job.avoid:
+    if board.name not in job.avoid:
         return True
-    here = sum(pool.boards for pool in fleet.pools.values() if lane.number in pool.lanes)
-    return here <= sum(board in fleet.boards and _serves(fleet, fleet.boards[board], lane) for board in job.avoid)
+    lane = job.task.lane
+    here = sum(pool.boards for pool in fleet.pools.values() if lane in pool.lanes)
+    return here <= sum(name in fleet.boards and lane in fleet.boards[name].pool.lanes for name in job.avoid)
 
 
-def _serves(fleet: FleetState, board: BoardEntry, lane: LaneEntry) -> bool:
-    return lane.number in fleet.pools[board.pool].lanes
-
-
-def _take_waiting(fleet: FleetState, key: PoolKey) -> None:
+def _take_waiting(fleet: FleetState, pool: Pool) -> None:
     """Move jobs that wait at busy boards to idle ones. Scans all boards, if anything waits."""
-    waiting: dict[int, list[int]] = {
-        number: []
-        for number in fleet.pools[key].lanes
-        if fleet.lanes[number].waiting and fleet.campaigns[fleet.lanes[number].campaign].status is Status.RUNNING
-    }
-    if not waiting:
+    lanes = [lane for lane in pool.lanes if lane.waiting and lane.campaign.status is Status.RUNNING]
+    if not lanes:
         return
-    for _, board in sorted(fleet.boards.items()):
-        if board.waiting is not None:
-            lane = fleet.lane_of(fleet.jobs[fleet.assignments[board.waiting].job])
-            if lane.number in waiting:
-                waiting[lane.number].append(board.waiting)
-    for number, assignments in waiting.items():
-        for assignment in assignments:
-            names = _idle(fleet, key)
-            if not names:
-                return
-            lane, job = fleet.lanes[number], fleet.jobs[fleet.assignments[assignment].job]
-            name = next((n for n in names if _may_have(fleet, lane, job, n)), None)
-            if name is not None:
-                fleet.requeue(fleet.revoke(assignment, "an idle board takes it").job)
-                fleet.assign(job.number, name, _used(fleet, fleet.pools[key], lane))
+    boards = [board for _, board in sorted(fleet.boards.items())]
+    waiting = [each.waiting for each in boards if each.waiting is not None and each.waiting.job.task.lane in lanes]
+    for assignment in sorted(waiting, key=lambda each: lanes.index(each.job.task.lane)):
+        job, idle = assignment.job, _list_idle(pool)
+        if not idle:
+            return
+        board = next((each for each in idle if _may_have(fleet, job, each)), None)
+        if board is not None:
+            fleet.requeue(fleet.revoke(assignment))
+            fleet.assign(job, board, _list_used(pool, job))
 
 
-def _double_stragglers(fleet: FleetState, key: PoolKey) -> None:
+def _double_stragglers(fleet: FleetState, pool: Pool) -> None:
     """Run stragglers a second time on idle boards; the first result counts.
 
-    Scans all boards, so it returns when to look again: a job that begins later cannot be late before that.
+    Scans all boards, so it notes when to look again: a job that begins later cannot be late before that.
     """
-    if fleet.now_s < fleet.pools[key].straggler_check_s:
+    if fleet.now_s < pool.straggler_check_s:
         return
     settings = fleet.settings
     soonest_s = fleet.now_s + settings.straggler_min_s
     late = []
     for _, board in sorted(fleet.boards.items()):
-        if board.running is None:
+        assignment = board.running
+        if assignment is None or assignment.started_s is None:
             continue
-        assignment = fleet.assignments[board.running]
-        job = fleet.jobs[assignment.job]
-        lane = fleet.lane_of(job)
-        if len(job.assignments) > 1 or assignment.started_s is None or lane.number not in fleet.pools[key].lanes:
+        job, lane = assignment.job, assignment.job.task.lane
+        if len(job.assignments) > 1 or lane not in pool.lanes:
             continue
         usual_s = max(settings.straggler_min_s, settings.straggler_factor * (lane.measure_s or 0.0))
         late_s = assignment.started_s + usual_s
         if late_s <= fleet.now_s:
-            late.append((assignment.started_s, job.number))
+            late.append((assignment.started_s, job.number, assignment))
         else:
             soonest_s = min(soonest_s, late_s)
-    fleet.pools[key].straggler_check_s = soonest_s
-    for _, number in sorted(late):
-        job = fleet.jobs[number]
-        lane = fleet.lane_of(job)
-        campaign = fleet.campaigns[lane.campaign]
-        has_it = fleet.assignments[job.assignments[0]].board
-        name = next((n for n in _idle(fleet, key) if n != has_it and n not in job.avoid), None)
-        if name is None or campaign.status is not Status.RUNNING or not campaign.may_measure(settings.measure_limit_s):
-            continue
-        fleet.assign(number, name, _used(fleet, fleet.pools[key], lane))
+    pool.straggler_check_s = soonest_s
+    for _, _, assignment in sorted(late):
+        job = assignment.job
+        fit = [each for each in _list_idle(pool) if each is not assignment.board and each.name not in job.avoid]
+        if fit and fleet.may_measure(job.task.lane.campaign):
+            fleet.assign(job, fit[0], _list_used(pool, job))
 
 
-def _idle(fleet: FleetState, key: PoolKey) -> list[str]:
-    return [name for names in fleet.pools[key].idle.values() for name in names]
+def _list_idle(pool: Pool) -> list[BoardEntry]:
+    return [board for boards in pool.idle.values() for board in boards]
 
 
-def _used(fleet: FleetState, pool: Pool, lane: LaneEntry) -> tuple[float, float, float]:
-    owner = fleet.campaigns[lane.campaign].spec.owner
-    return (
-        pool.owner_used.get(owner, 0.0),
-        pool.campaign_used.get(lane.campaign, 0.0),
-        pool.lane_used.get(lane.number, 0.0),
-    )
+def _list_used(pool: Pool, job: Job) -> list[float]:
+    return [pool.used.get(account, 0.0) for account in job.task.lane.accounts]

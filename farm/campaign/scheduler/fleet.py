@@ -7,33 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from farm.campaign.scheduler.state import (
+    Account,
     Assignment,
     BoardEntry,
     CampaignEntry,
-    JobEntry,
-    LaneEntry,
+    Job,
+    Lane,
     Pool,
-    PoolKey,
-    RequestEntry,
-    TaskEntry,
+    Request,
+    Task,
+    Worker,
 )
-from farm.campaign.scheduler.values import (
-    OVER,
-    Ban,
-    Changed,
-    Count,
-    Decision,
-    Discard,
-    Measure,
-    Phase,
-    Revoke,
-    SchedulerSettings,
-    Status,
-    TaskEnded,
-)
+from farm.campaign.scheduler.values import OVER, Phase, SchedulerSettings, Status
 
 # The assumed cost of a measurement before any is known; corrected when it ends.
 _FIRST_GUESS_S = 1.0
@@ -60,7 +49,7 @@ def expect_with(old: float | None, value: float) -> float:
     return max(value, mean_with(old, value))
 
 
-def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
+def plan_ahead(lane: Lane, settings: SchedulerSettings) -> int:
     """Return the number of queued candidates below which a lane's searches are asked for more; a host's lanes have
     `plan_queues`.
 
@@ -74,22 +63,23 @@ def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
     return math.ceil(min(most, lane.boards * depth))  # a depth may be infinite
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class FleetState:
-    """Everything that a decision depends on. Begin with `FleetState(SchedulerSettings(...))`.
+    """Everything that a decision depends on, and who carries it out. Begin with `FleetState(settings, worker)`.
 
-    `phase` is what a host that is a board itself does (`dispatch`); `reserved`: verification measures on it.
-    `decisions` are those of the present step, at `now_s`. Work is numbered in ascending order.
+    `lanes` are those of campaigns that are not over. `phase` is what a host that is a board itself does (`dispatch`);
+    `reserved`: verification measures on it. `now_s` is the present time on any monotonic clock. Work is numbered in
+    ascending order.
     """
 
     settings: SchedulerSettings
+    worker: Worker
     boards: dict[str, BoardEntry] = dataclasses.field(default_factory=dict)
-    pools: dict[PoolKey, Pool] = dataclasses.field(default_factory=dict)
+    pools: dict[tuple[str, frozenset[str]], Pool] = dataclasses.field(default_factory=dict)
     campaigns: dict[str, CampaignEntry] = dataclasses.field(default_factory=dict)
-    lanes: dict[int, LaneEntry] = dataclasses.field(default_factory=dict)
-    tasks: dict[int, TaskEntry] = dataclasses.field(default_factory=dict)
-    requests: dict[int, RequestEntry] = dataclasses.field(default_factory=dict)
-    jobs: dict[int, JobEntry] = dataclasses.field(default_factory=dict)
+    lanes: list[Lane] = dataclasses.field(default_factory=list)
+    requests: dict[int, Request] = dataclasses.field(default_factory=dict)
+    jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
     assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
     owner_board_s: dict[str, float] = dataclasses.field(default_factory=dict)
     building: int = 0
@@ -97,7 +87,6 @@ class FleetState:
     stale: bool = False
     phase: Phase = Phase.FIRST
     reserved: bool = False
-    decisions: list[Decision] = dataclasses.field(default_factory=list)
     now_s: float = 0.0
 
     def new_number(self) -> int:
@@ -105,11 +94,8 @@ class FleetState:
         self.next_number += 1
         return self.next_number - 1
 
-    def set_lane(self, number: int, **changes: Any) -> None:
-        """Change fields of a lane and derived fields."""
-        lane = self.lanes[number]
-        for name, value in changes.items():
-            setattr(lane, name, value)
+    def replan(self, lane: Lane) -> None:
+        """Bring a lane's plan up to its fields."""
         lane.planned = plan_ahead(lane, self.settings)
         lane.wants = not lane.dry and lane.ahead < lane.planned
 
@@ -117,14 +103,11 @@ class FleetState:
         """Charge board time and energy to a campaign and its owner."""
         campaign.board_s += board_s
         campaign.energy_j += energy_j
-        owner = campaign.spec.owner
-        self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
+        self.owner_board_s[campaign.owner] = self.owner_board_s.get(campaign.owner, 0.0) + board_s
 
-    def lane_of(self, job: JobEntry) -> LaneEntry:
-        return self.lanes[self.tasks[job.task].lane]
-
-    def campaign_of(self, task: TaskEntry) -> CampaignEntry:
-        return self.campaigns[task.key.campaign]
+    def may_measure(self, campaign: CampaignEntry) -> bool:
+        """Whether a campaign may begin one more measurement."""
+        return campaign.status is Status.RUNNING and campaign.has_board_time(self.settings.measure_limit_s)
 
     # Boards
 
@@ -147,231 +130,204 @@ class FleetState:
     def _group(self, board: BoardEntry, add: bool) -> None:
         if board.yields or board.waiting is not None:
             return
-        pool = self.pools[board.pool]
-        groups = pool.idle if board.running is None else pool.room
+        groups = board.pool.idle if board.running is None else board.pool.room
         if add:
-            groups.setdefault(board.point, []).append(board.name)
+            groups.setdefault(board.point, []).append(board)
         else:
-            groups[board.point].remove(board.name)
+            groups[board.point].remove(board)
             if not groups[board.point]:
                 del groups[board.point]
 
     # Jobs at boards
 
-    def assign(self, job_number: int, board_name: str, used: tuple[float, float, float]) -> None:
+    def assign(self, job: Job, board: BoardEntry, used: Iterable[float]) -> None:
         """Assign a built job to a board, to run at once or after the running one.
 
-        `used` is the use of the board's pool by owner, campaign and lane; this measurement is added to it.
+        `used` is the use of the board's pool by the lane's accounts; this measurement is added to it.
         """
-        self.unqueue(job_number)
-        job, board = self.jobs[job_number], self.boards[board_name]
-        lane = self.lane_of(job)
-        task, campaign = self.tasks[job.task], self.campaigns[lane.campaign]
+        self.unqueue(job)
+        lane = job.task.lane
         waits = board.running is not None
-        number = self.new_number()
         charged_s = (lane.measure_s or _FIRST_GUESS_S) + (self.settings.switch_s if board.point != lane.point else 0.0)
-        self.assignments[number] = Assignment(number, job_number, board_name, charged_s, None if waits else self.now_s)
-        job.stage, job.assignments = ON_BOARD, (*job.assignments, number)
+        assignment = Assignment(self.new_number(), job, board, charged_s, None if waits else self.now_s)
+        self.assignments[assignment.number] = assignment
+        job.stage = ON_BOARD
+        job.assignments.append(assignment)
         if waits:
-            self.set_board(board, waiting=number)
+            self.set_board(board, waiting=assignment)
             lane.waiting += 1
         else:
-            self.set_board(board, running=number, point=lane.point)
-        campaign.on_board += 1
-        pool = self.pools[board.pool]
-        pool.owner_used[campaign.spec.owner] = used[0] + charged_s
-        pool.campaign_used[lane.campaign] = used[1] + charged_s / campaign.weight
-        pool.lane_used[lane.number] = used[2] + charged_s
-        self.decisions.append(Measure(number, job_number, task.key, job.candidate, board_name, waits))
+            self.set_board(board, running=assignment, point=lane.point)
+        lane.campaign.on_board += 1
+        self._use(board.pool, lane, used, charged_s)
+        self.worker.measure(assignment)
 
-    def release(self, number: int, board_s: float | None = None) -> Assignment:
+    def _use(self, pool: Pool, lane: Lane, used: Iterable[float], board_s: float) -> None:
+        weights = (1.0, lane.campaign.weight, 1.0)
+        for account, used_s, weight in zip(lane.accounts, used, weights, strict=True):
+            pool.used[account] = used_s + board_s / weight
+
+    def release(self, assignment: Assignment, board_s: float | None = None) -> Job:
         """Take a job from its board and charge `board_s`, or the time since its start."""
-        assignment = self.assignments.pop(number)
-        job, board = self.jobs[assignment.job], self.boards[assignment.board]
-        lane = self.lane_of(job)
-        job.assignments = tuple(n for n in job.assignments if n != number)
+        del self.assignments[assignment.number]
+        job, board = assignment.job, assignment.board
+        lane = job.task.lane
+        job.assignments.remove(assignment)
         if assignment.started_s is None:
             lane.waiting -= 1
         if board_s is None:
             board_s = 0.0 if assignment.started_s is None else self.now_s - assignment.started_s
-        if board.waiting == number:
+        if board.waiting is assignment:
             self.set_board(board, waiting=None)
         elif board.waiting is None:
             self.set_board(board, running=None)
         else:
             self._promote(board, board.waiting)
-        campaign, pool = self.campaigns[lane.campaign], self.pools[board.pool]
-        self.charge(campaign, board_s)
-        campaign.on_board -= 1
-        more_s, owner = board_s - assignment.charged_s, campaign.spec.owner
-        pool.owner_used[owner] = pool.owner_used.get(owner, 0.0) + more_s
-        pool.campaign_used[lane.campaign] = pool.campaign_used.get(lane.campaign, 0.0) + more_s / campaign.weight
-        pool.lane_used[lane.number] = pool.lane_used.get(lane.number, 0.0) + more_s
-        return assignment
+        self.charge(lane.campaign, board_s)
+        lane.campaign.on_board -= 1
+        used = [board.pool.used.get(account, 0.0) for account in lane.accounts]
+        self._use(board.pool, lane, used, board_s - assignment.charged_s)
+        return job
 
-    def _promote(self, board: BoardEntry, number: int) -> None:
+    def _promote(self, board: BoardEntry, assignment: Assignment) -> None:
         """Start the job that waits at a board."""
-        assignment = self.assignments[number]
         assignment.started_s = self.now_s
-        lane = self.lane_of(self.jobs[assignment.job])
+        lane = assignment.job.task.lane
         lane.waiting -= 1
-        self.set_board(board, running=number, waiting=None, point=lane.point)
+        self.set_board(board, running=assignment, waiting=None, point=lane.point)
 
-    def revoke(self, number: int, reason: str) -> Assignment:
+    def revoke(self, assignment: Assignment) -> Job:
         """Take a job from its board before its result."""
-        self.decisions.append(Revoke(number, self.assignments[number].board, reason))
-        return self.release(number)
+        self.worker.revoke(assignment)
+        return self.release(assignment)
 
-    def unqueue(self, job_number: int) -> None:
+    def unqueue(self, job: Job) -> None:
         """Take a job out of its queue or build."""
-        job = self.jobs[job_number]
-        lane = self.lane_of(job)
+        lane = job.task.lane
         if job.stage == BUILDING:
             self.building -= 1
-            self.set_lane(lane.number, building=lane.building - 1)
+            lane.building -= 1
         elif job.stage != ON_BOARD:
-            getattr(lane, job.stage).remove(job_number)
-            self.set_lane(lane.number)
+            getattr(lane, job.stage).remove(job)
+        self.replan(lane)
 
     # Jobs
 
-    def queue(self, job_number: int, stage: str) -> None:
+    def queue(self, job: Job, stage: str) -> None:
         """Put a job into a queue of its lane; it must be in none. A job of an ended workload is discarded."""
-        job = self.jobs[job_number]
-        if self.tasks[job.task].closed:
+        if job.task.closed:
             job.stage = ON_BOARD
-            self.discard(job_number, "its workload ended")
+            self.discard(job)
             return
-        lane = self.lane_of(job)
+        lane = job.task.lane
         job.stage, job.since_s = stage, self.now_s
-        getattr(lane, stage).append(job_number)
-        self.set_lane(lane.number)
+        getattr(lane, stage).append(job)
+        self.replan(lane)
 
-    def requeue(self, job_number: int) -> None:
+    def requeue(self, job: Job) -> None:
         """Queue a job that a board did not finish, unless another board has it."""
-        if not self.jobs[job_number].assignments:
-            self.queue(job_number, AGAIN)
+        if not job.assignments:
+            self.queue(job, AGAIN)
 
-    def discard(self, job_number: int, reason: str) -> None:
-        """Drop a job in any stage; its trial returns to the budget."""
-        job = self._close(job_number, reason)
-        self.decisions.append(Discard(job_number, self.tasks[job.task].key, job.candidate, reason))
+    def discard(self, job: Job, banned: str = "") -> None:
+        """Drop a job in any stage; its trial returns to the budget. A `banned` candidate is not accepted again."""
+        self._close(job)
+        if banned:
+            job.task.banned |= {job.candidate.hash}
+        self.worker.drop(job.task, job.candidate, banned)
         self.give_back(job.task, 1)
 
-    def ban(self, job_number: int, reason: str) -> None:
-        """Drop a job for good: its candidate is not accepted again."""
-        job = self._close(job_number, reason)
-        task = self.tasks[job.task]
-        task.banned |= {job.candidate}
-        self.decisions.append(Ban(job_number, task.key, job.candidate, reason))
-        self.give_back(job.task, 1)
+    def _close(self, job: Job) -> None:
+        for assignment in list(job.assignments):
+            self.revoke(assignment)
+        self.unqueue(job)
+        del self.jobs[job.number]
 
-    def _close(self, job_number: int, reason: str) -> JobEntry:
-        for number in self.jobs[job_number].assignments:
-            self.revoke(number, reason)
-        self.unqueue(job_number)
-        return self.jobs.pop(job_number)
-
-    def give_back(self, task_number: int, count: int) -> None:
+    def give_back(self, task: Task, count: int) -> None:
         """Return trials that were requested and not made."""
         if not count:
             return
-        task = self.tasks[task_number]
-        campaign = self.campaign_of(task)
-        task.state.asked -= count
-        task.open -= count
+        campaign = task.lane.campaign
+        task.asked -= count
         campaign.open -= count
         self.may_ask_again(campaign)
 
     def may_ask_again(self, campaign: CampaignEntry) -> None:
         """Let a campaign's lanes request candidates again."""
-        for number in campaign.lanes:
-            if self.lanes[number].dry:
-                self.set_lane(number, dry=False)
+        for lane in campaign.lanes:
+            if lane.dry:
+                lane.dry = False
+                self.replan(lane)
 
     # Trials
 
-    def count(self, job_number: int, assignment: int | None, latency_s: float | None) -> None:
+    def count(self, job: Job, latency_s: float | None) -> None:
         """Count a trial once; other boards with the job drop it."""
-        job = self._close(job_number, "another board was first")
-        task = self.tasks[job.task]
-        campaign, state = self.campaign_of(task), task.state
-        self.decisions.append(Count(job_number, assignment, task.key, job.candidate, latency_s))
+        self._close(job)
+        self.worker.count(job, latency_s)
+        task = job.task
+        campaign = task.lane.campaign
         better = latency_s is not None and (task.best_s is None or latency_s < task.best_s)
         if better:
             task.best_s = latency_s
         task.in_round += 1
-        if task.in_round >= self.settings.batch or (not state.best_s and task.best_s is not None):
+        if task.in_round >= self.settings.batch or (not task.rounds_s and task.best_s is not None):
             task.in_round = 0
             if task.best_s is not None:
                 # The priorities read the last two rounds only, and state must not grow with trials.
-                state.best_s = (*state.best_s[-1:], task.best_s)
-        task.since_best = 0 if better else task.since_best + 1
-        campaign.since_best = 0 if better else campaign.since_best + 1
+                task.rounds_s = (*task.rounds_s[-1:], task.best_s)
         for entry in (task, campaign):
+            entry.since_best = 0 if better else entry.since_best + 1
             entry.counted += 1
-            entry.open -= 1
+        campaign.open -= 1
         campaign.faults_in_a_row, campaign.faulty = 0, frozenset()
-        patience = campaign.spec.early_stopping
+        patience = campaign.order.search.early_stopping
         if patience is not None and task.since_best >= patience and not task.ended:
-            self.end_task(job.task, f"no better one in {task.since_best} trials")
+            self.end_task(task, f"no better one in {task.since_best} trials")
 
     # Ends
 
-    def end_search(self, task_number: int, reason: str) -> None:
+    def end_search(self, task: Task, reason: str) -> None:
         """Search a workload no further; proposed candidates are still measured."""
-        task = self.tasks[task_number]
-        task.ended, task.state.exhausted = reason, True
-        self.decisions.append(TaskEnded(task.key, reason))
+        task.ended, task.exhausted = reason, True
         # Its reserved trials are free for other workloads.
-        self.may_ask_again(self.campaign_of(task))
+        self.may_ask_again(task.lane.campaign)
         self.stale = True
 
-    def end_task(self, task_number: int, reason: str) -> None:
+    def end_task(self, task: Task, reason: str) -> None:
         """End a workload. Running measurements still count; everything else is discarded."""
-        self.end_search(task_number, reason)
-        self.tasks[task_number].closed = True
+        self.end_search(task, reason)
+        task.closed = True
         for job in list(self.jobs.values()):
-            running = any(self.assignments[number].started_s is not None for number in job.assignments)
+            running = any(assignment.started_s is not None for assignment in job.assignments)
             # A running build cannot be stopped; its job is discarded at its end.
-            if job.task == task_number and not running and job.stage != BUILDING:
-                self.discard(job.number, "its workload ended")
+            if job.task is task and not running and job.stage != BUILDING:
+                self.discard(job)
 
     def set_status(self, campaign: CampaignEntry, status: Status, reason: str) -> None:
         """Change a campaign's status and report it."""
         campaign.status, campaign.reason = status, reason
-        self.decisions.append(Changed(campaign.spec.name, status, reason))
         self.stale = True
+        self.worker.change(campaign)
 
-    def jobs_of(self, name: str) -> list[JobEntry]:
+    def jobs_of(self, campaign: CampaignEntry) -> list[Job]:
         """Return a campaign's jobs, oldest first. Scans all jobs: not for every event."""
-        return [job for job in self.jobs.values() if self.tasks[job.task].key.campaign == name]
+        return [job for job in self.jobs.values() if job.task.lane.campaign is campaign]
 
-    def end_campaign(self, name: str, status: Status, reason: str) -> None:
+    def end_campaign(self, campaign: CampaignEntry, status: Status, reason: str) -> None:
         """End a campaign: discard its jobs and revoke its measurements; answers of its searches will be late."""
-        for job in self.jobs_of(name):
-            self.discard(job.number, f"the campaign ended: {reason}")
-        campaign = self.campaigns[name]
-        for number in campaign.lanes:
-            for task_number in self.lanes.pop(number).tasks:
-                del self.tasks[task_number]
-        for request in list(self.requests.values()):
-            if request.task not in self.tasks:
-                del self.requests[request.number]
+        for job in self.jobs_of(campaign):
+            self.discard(job)
+        for request in [each for each in self.requests.values() if each.task.lane.campaign is campaign]:
+            del self.requests[request.number]
+        self.lanes = [lane for lane in self.lanes if lane.campaign is not campaign]
+        accounts: list[Account] = [campaign, *campaign.lanes]
+        others = [each for each in self.campaigns.values() if each is not campaign and each.status not in OVER]
+        if all(each.owner != campaign.owner for each in others):
+            accounts.append(campaign.owner)
         for pool in self.pools.values():
-            self._close_accounts(pool, campaign)
-        campaign.lanes, campaign.open = (), 0
+            pool.lanes = [lane for lane in pool.lanes if lane.campaign is not campaign]
+            for account in accounts:
+                pool.used.pop(account, None)
+        campaign.open = 0
         self.set_status(campaign, status, reason)
-
-    def _close_accounts(self, pool: Pool, campaign: CampaignEntry) -> None:
-        """Drop a pool's accounts of an ended campaign, and of its owner if that was the last one."""
-        owner, name = campaign.spec.owner, campaign.spec.name
-        pool.lanes = tuple(n for n in pool.lanes if n not in campaign.lanes)
-        if not any(
-            other.spec.owner == owner and other.spec.name != name and other.status not in OVER
-            for other in self.campaigns.values()
-        ):
-            pool.owner_used.pop(owner, None)
-        pool.campaign_used.pop(name, None)
-        for number in campaign.lanes:
-            pool.lane_used.pop(number, None)

@@ -16,11 +16,11 @@ _WINDOW = 1
 _LIGHT_SHARE = 0.002
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class WorkloadState:
     """The search state of one workload. `asked` counts every trial requested, finished or not.
 
-    `best_s` holds the best latency (s) after each finished round, oldest first; empty before the first good trial.
+    `rounds_s` holds the best latency (s) after each finished round, oldest first; empty before the first good trial.
     `weight` is calls per inference.
     """
 
@@ -28,23 +28,24 @@ class WorkloadState:
     weight: float
     flop: float
     asked: int = 0
-    best_s: tuple[float, ...] = ()
+    rounds_s: tuple[float, ...] = ()
     exhausted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class PrioritySettings:
     """Every workload gets one trial first. Then `warmup` go to each that matters, where there are enough, before gains
-    are compared; at most `batch` at a time after that.
+    are compared; at most `batch` at a time after that, and `most` in all.
     """
 
     warmup: int = 4
     batch: int = 8
+    most: int = 10**9
 
 
 def decide_next(states: Sequence[WorkloadState], remaining: int, settings: PrioritySettings) -> tuple[int, int] | None:
     """Return the index of the next workload and its number of trials; None where nothing is left to do."""
-    open_ = [i for i, state in enumerate(states) if not state.exhausted]
+    open_ = [i for i, state in enumerate(states) if not state.exhausted and state.asked < settings.most]
     if remaining <= 0 or not open_:
         return None
     heaviness = [state.flop * state.weight for state in states]
@@ -55,27 +56,27 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Prior
     young = [i for i in open_ if states[i].asked < settings.warmup and heaviness[i] >= light]
     if young and remaining >= 2 * settings.warmup * len(young):
         chosen = max(young, key=lambda i: heaviness[i])
-        return chosen, settings.warmup - states[chosen].asked
+        return chosen, min(settings.warmup, settings.most) - states[chosen].asked
     # Too few for a warm-up of all: all compete from the first trial on. A workload with few trials gets few, so that
     # one bad first schedule does not take the rest.
     speeds: dict[str, float] = {}
     for state in states:
-        if state.best_s and state.flop > 0:
-            speeds[state.kind] = max(state.flop / state.best_s[-1], speeds.get(state.kind, 0.0))
+        if state.rounds_s and state.flop > 0:
+            speeds[state.kind] = max(state.flop / state.rounds_s[-1], speeds.get(state.kind, 0.0))
     gains = {i: _expected_gain(states[i], speeds.get(states[i].kind)) for i in open_}
     best = max(open_, key=lambda i: gains[i])
-    return best, min(remaining, settings.batch, max(1, states[best].asked))
+    return best, min(remaining, settings.batch, max(1, states[best].asked), settings.most - states[best].asked)
 
 
 def _expected_gain(state: WorkloadState, speed: float | None) -> float:
     """Estimate the seconds of model latency that one more round saves; `speed` is the best of its kind (FLOP/s)."""
-    if not state.best_s:
+    if not state.rounds_s:
         # Untuned code does about 1e9 operations per second. Without a good trial nothing is known to be lost by
         # waiting; more tries make it less promising.
         return state.weight * state.flop / 1e9 / (1 + state.asked)
-    latency = state.best_s[-1]
-    window = min(_WINDOW, len(state.best_s) - 1)
-    recent = (state.best_s[-1 - window] - latency) / window if window else 0.0
+    latency = state.rounds_s[-1]
+    window = min(_WINDOW, len(state.rounds_s) - 1)
+    recent = (state.rounds_s[-1 - window] - latency) / window if window else 0.0
     optimistic = latency / max(1, state.asked)
     if speed and state.flop > 0:
         similar = latency - state.flop / (_BETA * speed)
