@@ -278,7 +278,7 @@ def release(
 def _note_age(boards: list[documents.BoardInfo]) -> None:
     """Warn where states are old: those of services that were killed."""
     known = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
-    if known and not services_state.is_held(settings.load().home_path):
+    if known and not services_state.SERVICES.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 

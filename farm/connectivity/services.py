@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import functools
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import psutil
 
-from farm.connectivity.services_state import ControlClient, ServicesInfo, find_running, is_held
+from farm.connectivity.services_state import SERVICES, ControlClient
 from farm.connectivity.tracker import Tracker
 from farm.errors import DeadlineError, UnavailableError
-from farm.processes import children, home_log
+from farm.processes.home_process import LOOK_S, find_process
 from farm.settings import Settings
 
-# Services load their modules and start the tracker in 2 s; a busy machine is far slower.
-START_TIMEOUT_S = 60.0
-# Connections close in parallel, in up to 5 s each; after this the services are killed.
-STOP_TIMEOUT_S = 30.0
-_LOOK_S = 0.05
 # Beyond a request's own time: the answer of services on a busy machine.
 _GRACE_S = 15.0
 
 
 class Services:
-    """Running services. Valid while they run."""
+    """Running services, given what they have published. Valid while they run."""
 
-    def __init__(self, info: ServicesInfo) -> None:
+    def __init__(self, info: Mapping[str, Any]) -> None:
         self.info = info
-        self.tracker = Tracker(*info.tracker)
+        self.tracker = Tracker(*info["tracker"])
         # Whether they outlive the commands that use them.
         self.stays = True
-        self._control = ControlClient(info.control)
+        self._control = ControlClient(info["control"])
 
     def fetch_status(self) -> dict[str, Any]:
         """Status of process, tracker and connections; plain JSON. Raises UnavailableError."""
@@ -66,7 +61,7 @@ class Services:
             if time.monotonic() >= deadline:
                 trouble = "it is not kept in reach" if board is None else board["trouble"]
                 raise DeadlineError(f"board {name!r} could not be reached within {timeout_s:g} s: {trouble}")
-            time.sleep(_LOOK_S * 4)
+            time.sleep(LOOK_S * 4)
 
     def stay(self, take_over: bool | None = None) -> dict[str, Any]:
         """Keep them running for all boards. `take_over`: whether they resume campaigns of killed engines; None leaves
@@ -81,21 +76,12 @@ class Services:
 
     def stop(self) -> None:
         """Stop them and wait; kill what does not end. Raises DeadlineError if that fails too."""
-        process = _find_process(self.info.pid)
-        with contextlib.suppress(UnavailableError):
-            self._control.ask("stop")
-        if process is None:
-            return
-        if _wait_gone(process, STOP_TIMEOUT_S):
-            return
-        process.send_signal(signal.SIGKILL)  # its children die with it
-        if not _wait_gone(process, 5.0):
-            raise DeadlineError(f"the farm's services (pid {process.pid}) do not end")
+        SERVICES.end(self.info)
 
 
 def find_services(settings: Settings) -> Services | None:
     """The services of this FARM_HOME; None if none run."""
-    info = find_running(settings.home_path)
+    info = SERVICES.find(settings.home_path)
     return None if info is None else Services(info)
 
 
@@ -122,20 +108,45 @@ def start_services(settings: Settings, take_over: bool | None = None) -> tuple[S
 
     Raises UnavailableError, DeadlineError.
     """
-    found = find_services(settings)
-    if found is not None:
-        found.stay(take_over)
-        return found, False
-    process = _spawn(settings, ["--stay", *(["--take-over"] if take_over else [])])
-    return _wait_ready(settings, process), True
+    started: list[subprocess.Popen[bytes]] = []
+
+    def use(_: int | None) -> Services | None:
+        # They may be ending just now, or be the killed ones whose file is still there.
+        with contextlib.suppress(UnavailableError):
+            if (services := find_services(settings)) is not None:
+                services.stay(take_over)
+                return services
+        return None
+
+    words = ["--stay", *(["--take-over"] if take_over else [])]
+    return SERVICES.ensure(settings.home_path, use, functools.partial(_start, settings, words, started)), bool(started)
+
+
+def _start(settings: Settings, words: list[str], started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    started.append(SERVICES.start(settings.home_path, *words))
+    return started[-1]
 
 
 def _hold(
     settings: Settings, boards: Collection[str] | None, note: Callable[[str], None]
 ) -> tuple[Services, socket.socket]:
     started: list[subprocess.Popen[bytes]] = []
+
+    def use(_: int | None) -> tuple[Services, socket.socket] | None:
+        with contextlib.suppress(UnavailableError):  # they may be ending just now
+            if (services := find_services(settings)) is not None:
+                sock, status = services.hold(boards)
+                services.stays = bool(status["stays"])
+                return services, sock
+        return None
+
+    def start() -> subprocess.Popen[bytes]:
+        note("starting the farm's services for this command (`farm up` keeps them up)")
+        return _start(settings, [] if boards is None else ["--boards", ",".join(boards)], started)
+
     try:
-        return _hold_soon(settings, boards, note, started)
+        # Those that nothing has held in time end, and so do those that come second.
+        return SERVICES.ensure(settings.home_path, use, start, again=(0, SERVICES.refused))
     except BaseException:
         for process in started:
             _end_unused(settings, process)
@@ -146,68 +157,20 @@ def _end_unused(settings: Settings, process: subprocess.Popen[bytes]) -> None:
     """End services that this command started and did not use, unless another command has found them meanwhile."""
     with contextlib.suppress(UnavailableError):
         services = find_services(settings)
-        if services is not None and services.info.pid == process.pid:
+        if services is not None and services.info["pid"] == process.pid:
             status = services.fetch_status()
             if status["stays"] or status["held_by"]:
                 return
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT_S)
-
-
-def _hold_soon(
-    settings: Settings,
-    boards: Collection[str] | None,
-    note: Callable[[str], None],
-    started: list[subprocess.Popen[bytes]],
-) -> tuple[Services, socket.socket]:
-    """Hold services as soon as they run; append a process started here to `started`."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    process = None
-    while True:
-        services = find_services(settings)
-        if services is not None:
-            # They may be ending just now.
-            with contextlib.suppress(UnavailableError):
-                sock, status = services.hold(boards)
-                services.stays = bool(status["stays"])
-                return services, sock
-        if not is_held(settings.home_path) and (process is None or process.poll() is not None):
-            if process is not None and process.returncode not in (0, 3):
-                raise _ended(settings, process)
-            note("starting the farm's services for this command (`farm up` keeps them up)")
-            process = _spawn(settings, [] if boards is None else ["--boards", ",".join(boards)])
-            started.append(process)
-        if time.monotonic() > deadline:
-            raise DeadlineError(f"the farm's services were not ready within {START_TIMEOUT_S:g} s{_tail(settings)}")
-        time.sleep(_LOOK_S)
-
-
-def _spawn(settings: Settings, options: list[str]) -> subprocess.Popen[bytes]:
-    """Start the process detached: it ends when no command needs it, not with this one."""
-    return children.start_for_home(settings.home_path, ["farm.services", *options], "services.out")
-
-
-def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Services:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        services = find_services(settings)
-        if services is not None:
-            # Right after a kill, the state found may still be the killed one's.
-            with contextlib.suppress(UnavailableError):
-                services.stay()
-                return services
-        if process.poll() is not None and not is_held(settings.home_path):
-            raise _ended(settings, process)
-        time.sleep(_LOOK_S)
-    raise DeadlineError(f"the farm's services were not ready within {START_TIMEOUT_S:g} s{_tail(settings)}")
+            process.wait(SERVICES.stop_timeout_s)
 
 
 def _wait_released(settings: Settings, services: Services) -> None:
     """Wait for services that end with this command, so that nothing is left when it returns."""
-    process = _find_process(services.info.pid)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    process = find_process(services.info)
+    deadline = time.monotonic() + SERVICES.stop_timeout_s
     while process is not None and time.monotonic() < deadline:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
             return
@@ -215,27 +178,4 @@ def _wait_released(settings: Settings, services: Services) -> None:
             status = services.fetch_status()
             if status["stays"] or status["held_by"]:  # another command needs them now
                 return
-        time.sleep(_LOOK_S)
-
-
-def _find_process(pid: int) -> psutil.Process | None:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid)
-    return None
-
-
-def _wait_gone(process: psutil.Process, timeout_s: float) -> bool:
-    try:
-        process.wait(timeout_s)
-    except psutil.TimeoutExpired:
-        return False
-    return True
-
-
-def _ended(settings: Settings, process: subprocess.Popen[bytes]) -> UnavailableError:
-    return UnavailableError(f"the farm's services ended at once ({process.returncode}){_tail(settings)}")
-
-
-def _tail(settings: Settings) -> str:
-    logs = settings.home_path / "logs"
-    return f": {children.explain_end(logs / 'services.out', logged=home_log.read_end(logs, 'services'))}"
+        time.sleep(LOOK_S)

@@ -1,25 +1,18 @@
-"""The farm's services of a FARM_HOME: a lock, and a small file with their address. `is_locked`, `hold_lock` and
-`write_whole` serve any process that is unique per FARM_HOME.
-
-The lock is authoritative, because the kernel releases it with its holder; the file only holds the address.
-"""
+"""The farm's services of a FARM_HOME as a process, and the socket on which they take requests: server and client."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import json
 import logging
-import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farm import folders
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.processes.home_process import HomeProcess
 from farm.processes.listening import accept_clients, start_thread
 
 MAX_LINE_BYTES = 16 << 20
@@ -167,113 +160,23 @@ def read_line(sock: socket.socket) -> bytes:
     return bytes(data[:-1])
 
 
-_LOCK, _FILE = "services.lock", "services.json"
-# `is_locked` holds the lock for microseconds.
-_LOCK_TRIES = 50
-
-
-@dataclasses.dataclass(frozen=True)
-class ServicesInfo:
-    """The address of running services. `control` is the path of a Unix socket, `started_at` seconds since the epoch.
-
-    `metrics` is Prometheus' target, None without an exporter.
-    """
-
-    pid: int
-    control: str
-    tracker: tuple[str, int]
-    metrics: tuple[str, int] | None
-    started_at: float
-
-
-def find_running(home: Path) -> ServicesInfo | None:
-    """The services of this FARM_HOME; None if none run or they are not ready."""
-    return _read(home) if is_held(home) else None
-
-
-def _read(home: Path) -> ServicesInfo | None:
-    try:
-        document = json.loads((home / _FILE).read_text())
-        metrics = document["metrics"]
-        return ServicesInfo(
-            int(document["pid"]),
-            str(document["control"]),
-            (str(document["tracker"][0]), int(document["tracker"][1])),
-            (str(metrics[0]), int(metrics[1])) if metrics else None,
-            float(document["started_at"]),
-        )
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def is_held(home: Path) -> bool:
-    """Whether a process is the services of this FARM_HOME, ready or not."""
-    return is_locked(home / _LOCK)
-
-
-def was_killed(home: Path) -> bool:
-    """Whether the last services of this FARM_HOME were killed: their file exists, but no process holds the lock."""
-    return (home / _FILE).exists() and not is_held(home)
-
-
-@contextlib.contextmanager
-def services_lock(home: Path) -> Iterator[None]:
-    """Be the services of this FARM_HOME for the block. Raises UnavailableError if another process is."""
-    with hold_lock(home / _LOCK, "the farm's services run already", "`farm status` shows them, `farm down` ends them."):
-        _remove_left(home)
-        try:
-            yield
-        finally:
-            (home / _FILE).unlink(missing_ok=True)
-
-
-def _remove_left(home: Path) -> None:
-    """Remove the file and the socket folder of killed services."""
-    if (left := _read(home)) is not None:
-        control = Path(left.control)
+def _remove_socket(home: Path, left: Mapping[str, Any]) -> None:
+    """Remove what killed services left outside FARM_HOME."""
+    if "control" in left:
         with contextlib.suppress(OSError):
-            control.unlink()
-            control.parent.rmdir()
-    (home / _FILE).unlink(missing_ok=True)
+            Path(left["control"]).unlink()
+            Path(left["control"]).parent.rmdir()
 
 
-def publish(home: Path, info: ServicesInfo) -> None:
-    """Publish the services' address atomically."""
-    write_whole(home / _FILE, json.dumps(dataclasses.asdict(info)))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock at `path`."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-@contextlib.contextmanager
-def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
-    """Hold the lock at `path` for the block. Raises UnavailableError with these words if another process does."""
-    folders.require_private(path.parent)
-    # A process that can open it can lock it.
-    with folders.open_private(path, os.O_RDWR, "r+b") as file:
-        for _ in range(_LOCK_TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                os.sched_yield()
-        else:
-            raise UnavailableError(refusal, hint)
-        yield
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file of mode 0600 atomically."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
-        file.write(text)
-    part.replace(path)
+# They publish `control`, the path of a Unix socket; `tracker`; `metrics`, Prometheus' target or null; `started_at`.
+SERVICES = HomeProcess(
+    name="services",
+    title="the farm's services",
+    module="farm.services",
+    refusal=("the farm's services run already", "`farm status` shows them, `farm down` ends them."),
+    # They load their modules and start the tracker in 2 s; a busy machine is far slower.
+    start_timeout_s=60.0,
+    # Connections close in parallel, in up to 5 s each.
+    stop_timeout_s=30.0,
+    begin=_remove_socket,
+)
