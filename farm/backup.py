@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from farm.campaign.engine.state import ENGINE
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.report import results

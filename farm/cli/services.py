@@ -17,7 +17,6 @@ from farm.cli import options, output, tables
 from farm.cli import web as cli_web
 from farm.cli.options import read_duration_s
 from farm.connectivity import services as connectivity_services
-from farm.connectivity import services_state
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.services import daemon
 from farm.settings import Settings
@@ -91,7 +90,7 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
     if running.WEB.stop(settings.home_path):
         output.stderr.print("the farm's page is served no more")
     if services is None:
-        if services_state.SERVICES.is_held(settings.home_path):
+        if connectivity_services.SERVICES.is_held(settings.home_path):
             raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
         output.stderr.print("the farm's services are not running")
         return

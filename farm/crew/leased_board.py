@@ -177,11 +177,15 @@ class _Renewals:
                     continue
                 try:
                     store = store or stack.enter_context(Store(self._key[1]))
-                    if pause_s <= 0:
-                        _renew_or_lose(store, wanted)
+                    now = time.monotonic()
+                    renewed = _renew(store, wanted) if pause_s <= 0 else {}
                     for each in kept:
                         if each not in wanted:
                             each.give_back(store)
+                        elif each in renewed:
+                            each.note_renewal(renewed[each], now)
+                        elif pause_s <= 0:
+                            each.lose(make_over(each.lease).message)
                 except FarmError as error:
                     for each in kept:
                         if not each.closed.is_set():
@@ -202,20 +206,10 @@ class _Renewals:
 
 def _renew(store: Store, kept: Collection[LeaseKeeper]) -> dict[LeaseKeeper, Lease]:
     """Renew leases that are ours, and look up the others; return those that are not over."""
-    ours, others = ({each: each.lease for each in kept if each.ours is ours} for ours in (True, False))
-    renewed = store.leases.renew_all(list(ours.values())) if ours else {}
-    renewed |= {lease: lease for lease in (store.leases.find_held(list(others.values())) if others else ())}
-    return {each: renewed[lease] for each, lease in (ours | others).items() if lease in renewed}
-
-
-def _renew_or_lose(store: Store, kept: Collection[LeaseKeeper]) -> None:
-    began = time.monotonic()
-    renewed = _renew(store, kept)
-    for each in kept:
-        if each in renewed:
-            each.note_renewal(renewed[each], began)
-        else:
-            each.lose(make_over(each.lease).message)
+    leases = {each: each.lease for each in kept}
+    watched = {lease for each, lease in leases.items() if not each.ours}
+    renewed = store.leases.renew_all(list(leases.values()), watched)
+    return {each: renewed[lease] for each, lease in leases.items() if lease in renewed}
 
 
 class LeasedBoard:

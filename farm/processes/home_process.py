@@ -32,7 +32,8 @@ LOOK_S = 0.05
 _KILL_TIMEOUT_S = 5.0
 # `is_held` holds the lock for microseconds.
 _LOCK_TRIES = 50
-_NONE: Mapping[str, Any] = {}
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,7 +89,9 @@ class HomeProcess:
                 except BlockingIOError:
                     os.sched_yield()
             else:
-                raise UnavailableError(*self.refusal)
+                error = UnavailableError(*self.refusal)
+                error.exit_code = self.refused
+                raise error
             left = self._read(home)
             self.withdraw(home)
             self.begin(home, left)
@@ -108,23 +111,15 @@ class HomeProcess:
         """Take no more requests."""
         (home / f"{self.name}.json").unlink(missing_ok=True)
 
-    def main(self, work: Callable[[farm_settings.Settings], None], *, foreground: bool = False) -> int:
-        """Be this process while `work` lasts, with the home's log; return the exit code."""
-        try:
-            settings = farm_settings.load()
+    def main(self, work: Callable[[farm_settings.Settings], object], *, foreground: bool = False) -> int:
+        """Be this process while `work` lasts; return the exit code."""
+
+        def hold(settings: farm_settings.Settings) -> None:
             raise_descriptor_limit()
-            home_log.start_log(self.name, settings.home_path / "logs", foreground=foreground)
-            with contextlib.ExitStack() as stack:
-                try:
-                    stack.enter_context(self.hold(settings.home_path))
-                except UnavailableError as error:
-                    return _fail(error, self.refused)
+            with self.hold(settings.home_path):
                 work(settings)
-        except FarmError as error:
-            return _fail(error, error.exit_code)
-        except OSError as error:
-            return _fail(error, UnavailableError.exit_code)
-        return 0
+
+        return run_logged(self.name, hold, foreground=foreground)
 
     def start(self, home: Path, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start one detached: it does not end with this process. What it says before it has a log goes to a file."""
@@ -153,20 +148,25 @@ class HomeProcess:
         """Return what `use` finds, as soon as it does; start a process where none runs. `process` was started before.
 
         `use` gets the exit code of the process started, None while it runs; after one of `again` another is started.
-        Raises UnavailableError, DeadlineError.
+        `use` may raise UnavailableError, as one that is ending just now does not answer, and is called again. Raises
+        UnavailableError, DeadlineError.
         """
-        deadline = time.monotonic() + self.start_timeout_s
+        deadline, trouble = time.monotonic() + self.start_timeout_s, ""
         while True:
             code = None if process is None else process.poll()
-            if (found := use(code)) is not None:
-                return found
+            try:
+                if (found := use(code)) is not None:
+                    return found
+            except UnavailableError as error:
+                trouble = f": {error.message}"
             if not self.is_held(home) and (process is None or code is not None):
                 if code is not None and code not in again:
                     text = f"{self.title} ended at once ({code}){self.explain(home)}"
                     raise UnavailableError(text, self.failure_hint)
                 process = start()
             if time.monotonic() > deadline:
-                raise DeadlineError(f"{self.title}: not ready within {self.start_timeout_s:g} s{self.explain(home)}")
+                text = f"{self.title}: not ready within {self.start_timeout_s:g} s"
+                raise DeadlineError(text + (trouble or self.explain(home)))
             time.sleep(LOOK_S)
 
     def stop(self, home: Path) -> bool:
@@ -213,7 +213,14 @@ def find_process(found: Mapping[str, Any]) -> psutil.Process | None:
     return None
 
 
-def _fail(error: Exception, code: int) -> int:
-    logging.getLogger(__name__).error("%s", error)
-    print(f"error: {error}", file=sys.stderr)
-    return code
+def run_logged(name: str, work: Callable[[farm_settings.Settings], object], *, foreground: bool = False) -> int:
+    """Do the `work` of a process, called `name` in the home's log; return the exit code."""
+    try:
+        settings = farm_settings.load()
+        home_log.start_log(name, settings.home_path / "logs", foreground=foreground)
+        work(settings)
+    except (FarmError, OSError) as error:
+        _log.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, FarmError) else UnavailableError.exit_code
+    return 0

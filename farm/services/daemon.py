@@ -22,7 +22,7 @@ from typing import Any
 
 from device_agent.protocol.interpreters import python_command
 from farm import settings as farm_settings
-from farm.connectivity.services_state import SERVICES, ControlServer
+from farm.connectivity.services import SERVICES, ControlServer
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.processes import children
 from farm.processes.children import Backoff, Restarts

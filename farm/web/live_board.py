@@ -17,7 +17,7 @@ from typing import Any
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES
 from farm.web import charts
 
 # A page is shown without an exporter that answers later.

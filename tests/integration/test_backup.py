@@ -15,7 +15,7 @@ import pytest
 from farm import backup
 from farm.artifacts.manifest import open_artifact
 from farm.campaign.engine.state import ENGINE
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.store import Store, soundness

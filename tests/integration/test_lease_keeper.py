@@ -6,6 +6,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -65,9 +66,9 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
         watched = Store(store.location)
         renew = watched.leases.renew_all
 
-        def renew_or_note(leases: list[Lease]) -> dict[Lease, Lease]:
+        def renew_or_note(*given: Any) -> dict[Lease, Lease]:
             try:
-                return renew(leases)
+                return renew(*given)
             except TransientError:
                 refused.set()
                 raise

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from farm.connectivity import services as services_side
-from farm.connectivity import services_state
+from farm.connectivity.services import SERVICES
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
@@ -119,8 +119,8 @@ def test_an_idle_board_is_live_on_its_page(
     monkeypatch.setattr(live_board, "_FRESH_S", 0.0)
     boards = live_board.LiveBoards(tmp_path)
     assert boards.read("sim-1") == []
-    with services_state.SERVICES.hold(tmp_path):
-        services_state.SERVICES.publish(tmp_path, metrics=coordinator.address)
+    with SERVICES.hold(tmp_path):
+        SERVICES.publish(tmp_path, metrics=coordinator.address)
         first, second = [boards.read("sim-1") for _ in range(2)][-1]
         assert boards.read("sim-2") == []
     assert first.cpu_load is None

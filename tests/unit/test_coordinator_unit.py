@@ -8,7 +8,7 @@ import pathlib
 import typer.main
 
 from farm.cli.main import make_app
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES
 
 UNIT = pathlib.Path(__file__).parents[2] / "deploy" / "coordinator" / "tvm-farm@.service"
 

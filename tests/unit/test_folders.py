@@ -16,7 +16,7 @@ from farm import folders
 from farm.campaign import plan
 from farm.campaign.engine.state import ENGINE
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES
 from farm.processes import children, home_log
 from farm.search.build import golden
 from farm.store import Store

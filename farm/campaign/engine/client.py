@@ -9,13 +9,12 @@ import select
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
-from farm import settings as farm_settings
 from farm.campaign.engine import control
 from farm.campaign.engine.state import ENGINE
 from farm.errors import DeadlineError, FarmError, PermanentError, StoreFaultError, UnavailableError, UsageError
-from farm.processes import home_log
+from farm.processes.home_process import run_logged
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
@@ -93,24 +92,21 @@ def is_expected() -> bool:
     return not select.select([_STDIN], [], [], 0)[0]
 
 
-def take_over(names: Sequence[str]) -> int:
+def take_over(names: Collection[str]) -> int:
     """Resume those of the campaigns that have no engine, and start one. Returns the exit code of a process."""
-    try:
-        settings = farm_settings.load()
-        home_log.start_log("take-over", settings.home_path / "logs")
-        with Store(settings.store_location) as store:
-            left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
-            for name in left:
-                try:
-                    control.resume(store, name, f"{name_coordinator()}, which takes over")
-                except UsageError as error:  # cancelled meanwhile
-                    _log.info("%s: %s", name, error)
-        if left:
-            ensure_engine(settings)
-    except FarmError as error:
-        _log.error("%s", error)
-        return error.exit_code
-    return 0
+    return run_logged("take-over", lambda settings: _take_over(settings, names))
+
+
+def _take_over(settings: Settings, names: Collection[str]) -> None:
+    with Store(settings.store_location) as store:
+        left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
+        for name in left:
+            try:
+                control.resume(store, name, f"{name_coordinator()}, which takes over")
+            except UsageError as error:  # cancelled meanwhile
+                _log.info("%s: %s", name, error)
+    if left:
+        ensure_engine(settings)
 
 
 _FOLLOW_S = 0.2

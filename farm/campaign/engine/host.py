@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Collection
 
 from farm.closing import Closing
-from farm.connectivity.services import Services, find_services, using_services
-from farm.connectivity.services_state import SERVICES
+from farm.connectivity.services import SERVICES, Services, find_services, using_services
 from farm.connectivity.tracker import Tracker
 from farm.crew.local import LocalFarm
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError

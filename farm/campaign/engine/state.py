@@ -36,10 +36,21 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
     if not isinstance(location, str):
         yield
         return
-    with Store(location) as store:
-        store.engines.note(me, ttl_s)
     ended = threading.Event()
-    thread = threading.Thread(target=_beat, args=(location, me, ttl_s, ended), name="farm-heartbeat", daemon=True)
+
+    def note() -> None:
+        with Store(location) as store:
+            store.engines.note(me, ttl_s)
+
+    def beat() -> None:
+        while not ended.wait(ttl_s / _BEATS_PER_TTL):
+            try:
+                note()
+            except FarmError as error:
+                _log.warning("no heartbeat could be written: %s", error)
+
+    note()
+    thread = threading.Thread(target=beat, name="farm-heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -48,15 +59,6 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
         thread.join(_STOP_TIMEOUT_S)
         with contextlib.suppress(FarmError), Store(location) as store:
             store.engines.forget(me)
-
-
-def _beat(location: StoreLocation, me: Mapping[str, Any], ttl_s: float, ended: threading.Event) -> None:
-    while not ended.wait(ttl_s / _BEATS_PER_TTL):
-        try:
-            with Store(location) as store:
-                store.engines.note(me, ttl_s)
-        except FarmError as error:
-            _log.warning("no heartbeat could be written: %s", error)
 
 
 _WORDS = "engine.words"
