@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 import socket
@@ -37,6 +38,8 @@ _RENEWALS_PER_TTL = 3
 _RETRY_S, _RETRIES_PER_TTL = 1.0, 10
 # A renewal waits for another command's transaction (`BUSY_TIMEOUT_S` of the store) at most.
 _CLOSE_TIMEOUT_S = 35.0
+# Between two looks at what has to be renewed; each takes a transaction.
+_RETURNS_AT_ONCE = 16
 # The format of `name_owner`.
 _OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
@@ -169,9 +172,10 @@ class _Renewals:
         store: Store | None = None
         with contextlib.ExitStack() as stack:
             while kept := self._list_kept():
-                pause_s = min(each.due_at for each in kept) - time.monotonic()
                 wanted = dict.fromkeys(each for each in kept if each.is_wanted)  # in order
-                if pause_s > 0 and len(wanted) == len(kept):
+                pause_s = min((each.due_at for each in wanted), default=math.inf) - time.monotonic()
+                left = [each for each in kept if each not in wanted][:_RETURNS_AT_ONCE]
+                if pause_s > 0 and not left:
                     self.changed.wait(pause_s)
                     self.changed.clear()
                     continue
@@ -179,15 +183,15 @@ class _Renewals:
                     store = store or stack.enter_context(Store(self._key[1]))
                     now = time.monotonic()
                     renewed = _renew(store, wanted) if pause_s <= 0 else {}
-                    for each in kept:
-                        if each not in wanted:
-                            each.give_back(store)
-                        elif each in renewed:
+                    for each in wanted if pause_s <= 0 else ():
+                        if each in renewed:
                             each.note_renewal(renewed[each], now)
-                        elif pause_s <= 0:
+                        else:
                             each.lose(make_over(each.lease).message)
+                    for each in left:
+                        each.give_back(store)
                 except FarmError as error:
-                    for each in kept:
+                    for each in (*wanted, *left):
                         if not each.closed.is_set():
                             each.note_failure(error, each in wanted)
                 except Exception as error:  # noqa: BLE001 - edge: a holder must learn that its lease will lapse
