@@ -70,7 +70,8 @@ class HomeProcess:
 
     def find(self, home: Path) -> dict[str, Any] | None:
         """What the process that runs has published; None where none runs, or it is starting or ending."""
-        return (self._read(home) or None) if self.is_held(home) else None
+        found = self._read(home) if self.is_held(home) else {}
+        return found if "pid" in found else None
 
     def was_killed(self, home: Path) -> bool:
         """Whether the last one was killed: its file exists, but no process holds the lock."""
@@ -208,8 +209,7 @@ class HomeProcess:
 def find_process(found: Mapping[str, Any]) -> psutil.Process | None:
     """The process that has published `found`; None where it has ended."""
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(found["pid"])
-        return process if process.create_time() == found["created"] else None
+        return psutil.Process(int(found["pid"]))
     return None
 
 

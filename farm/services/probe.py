@@ -128,10 +128,7 @@ class Prober:
         finally:
             self._busy -= 1
             if lease is not None:
-                try:
-                    store.leases.release(lease)
-                except FarmError as error:  # then it expires
-                    _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+                store.leases.give_back(lease)
 
 
 class _SkippedError(Exception):

@@ -7,6 +7,7 @@ lease per board.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +33,8 @@ PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 # A month of leases on a large fleet: a store restored further back catches up over several refusals.
 MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
+
+_log = logging.getLogger(__name__)
 
 
 class Leases(StorePart):
@@ -172,6 +175,14 @@ class Leases(StorePart):
             kind, what = ("lease_expired", "expired") if lapsed else ("lease_released", "was given back")
             self._end(connection, row, kind, f"the lease of {lease.owner} {what}", lease.owner)
             return not lapsed
+
+    def give_back(self, lease: Lease) -> None:
+        """As `release`; without a store it expires."""
+        try:
+            self.release(lease)
+        except FarmError as error:
+            text = "the lease %d of %s is not given back: %s"
+            _log.warning(text, lease.token, lease.board, error, extra={"board": lease.board})
 
     def expire(self, by: str = "farm") -> list[str]:
         """End every expired lease; return the freed boards."""
