@@ -29,6 +29,7 @@ from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import process_identity
 
 LOOK_S = 0.05
+# After SIGKILL; a process in a system call ends with that.
 _KILL_TIMEOUT_S = 5.0
 # `is_held` holds the lock for microseconds.
 _LOCK_TRIES = 50
