@@ -89,7 +89,7 @@ def rack(count: int, **settings: str) -> Iterator[Rack]:
                 services.wait_reachable(name, deadline - time.monotonic())
             for report in services.probe(names, deadline - time.monotonic()):
                 _machine.say(f"  probed {report}"[:120])
-            yield Rack(loaded.home_path, temporary, names, services.info.tracker)
+            yield Rack(loaded.home_path, temporary, names, services.info["tracker"])
         finally:
             _stop_engine(loaded)
             running = find_services(loaded)
@@ -110,9 +110,9 @@ def _register(store: Any, index: int, name: str, count: int) -> None:
 
 
 def _stop_engine(settings: Any) -> None:
-    from farm.campaign.engine.client import stop_engine
+    from farm.campaign.engine.state import ENGINE
 
-    stop_engine(settings)
+    ENGINE.stop(settings.home_path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ def find_running_pid(settings: Any) -> int:
     services = find_services(settings)
     if services is None:
         raise SystemExit("the farm's services are gone")
-    return services.info.pid
+    return services.info["pid"]
 
 
 def _find_engine(campaign: Any) -> psutil.Process | None:

@@ -53,18 +53,18 @@ def measure(store: Store, services: Services, count: int, rounds: int, idle_s: f
             raise SystemExit(f"not all boards are good after {_TIMEOUT_S:g} s")
         time.sleep(_LOOK_S)
     first_s = time.monotonic() - began
-    first_cpu_s = cpu_s(services.info.pid)
+    first_cpu_s = cpu_s(services.info["pid"])
     _machine.say(f"{count} boards registered, started and probed in {first_s:.1f} s")
-    before, started = cpu_s(services.info.pid, deep=False), time.monotonic()
+    before, started = cpu_s(services.info["pid"], deep=False), time.monotonic()
     time.sleep(idle_s)
-    idle_share = (cpu_s(services.info.pid, deep=False) - before) / (time.monotonic() - started)
+    idle_share = (cpu_s(services.info["pid"], deep=False) - before) / (time.monotonic() - started)
     walls, cpus, takes, passed = [], [], [], 0
     names = [row.name for row in store.boards.fetch()]
     for _ in range(rounds):
-        before, started = cpu_s(services.info.pid), time.monotonic()
+        before, started = cpu_s(services.info["pid"]), time.monotonic()
         reports = services.probe(names, _TIMEOUT_S)
         walls.append(time.monotonic() - started)
-        cpus.append((cpu_s(services.info.pid) - before) / count)
+        cpus.append((cpu_s(services.info["pid"]) - before) / count)
         takes += [report["seconds"] for report in reports]
         passed += sum(report["passed"] for report in reports)
     return {

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from farm.campaign.engine.state import engine_lock
-from farm.connectivity.services_state import services_lock
+from farm.campaign.engine.state import ENGINE
+from farm.connectivity.services import SERVICES
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.report import results
@@ -188,8 +188,8 @@ def _nothing_running(home: Path) -> Iterator[None]:
     """Keep services, the engine and measuring commands from starting. Raises UnavailableError if one runs."""
     with contextlib.ExitStack() as stack:
         for lock, hint in (
-            (services_lock(home), "End them first: farm down"),
-            (engine_lock(home), "End it first: farm down --force"),
+            (SERVICES.hold(home), "End them first: farm down"),
+            (ENGINE.hold(home), "End it first: farm down --force"),
         ):
             try:
                 stack.enter_context(lock)

@@ -19,7 +19,7 @@ from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.client import find_error, is_settled
 from farm.campaign.engine.progress import merge_faults
-from farm.campaign.engine.state import is_held
+from farm.campaign.engine.state import ENGINE
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_models import WorkloadSurvey, start_surveys, take_surveys
 from farm.crew.choice import find_left_out, plan_choice
@@ -112,7 +112,7 @@ def tune(request: OneModelRequest, settings: Settings, store: Store, listener: T
         left_out = find_left_out(store.boards.fetch(), request.board_type.name, place.boards)
         if left_out and not request.virtual:
             listener.note(left_out)
-    if place.is_host and not is_held(settings.home_path):
+    if place.is_host and not ENGINE.is_held(settings.home_path):
         with machine_lock(request.wait_s, listener.note):
             pass  # the engine takes it
     run = _Run(request, place, settings, store, listener)

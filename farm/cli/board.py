@@ -27,7 +27,8 @@ from farm.cli import (
     services,
     tables,
 )
-from farm.connectivity import host_keys, services_state
+from farm.connectivity import host_keys
+from farm.connectivity.services import SERVICES
 from farm.crew import health, local
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
@@ -278,7 +279,7 @@ def release(
 def _note_age(boards: list[documents.BoardInfo]) -> None:
     """Warn where states are old: those of services that were killed."""
     known = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
-    if known and not services_state.is_held(settings.load().home_path):
+    if known and not SERVICES.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 

@@ -12,12 +12,11 @@ import typer
 
 from farm import settings as farm_settings
 from farm import units
-from farm.campaign.engine import client
+from farm.campaign.engine.state import ENGINE
 from farm.cli import options, output, tables
 from farm.cli import web as cli_web
 from farm.cli.options import read_duration_s
 from farm.connectivity import services as connectivity_services
-from farm.connectivity import services_state
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.services import daemon
 from farm.settings import Settings
@@ -61,7 +60,7 @@ def up(
             code = daemon.main(["--stay", "--foreground", *(["--take-over"] if take_over else [])])
         finally:
             if web:
-                running.stop(settings.home_path)
+                running.WEB.stop(settings.home_path)
         raise SystemExit(code)
     services, started = connectivity_services.start_services(settings, take_over)
     if started:
@@ -82,16 +81,16 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
     With --force campaigns under way are interrupted first; `farm campaign resume` lets them go on.
     """
     settings = farm_settings.load()
-    if force and client.stop_engine(settings):
+    if force and ENGINE.stop(settings.home_path):
         output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
 
     services = connectivity_services.find_services(settings)
     if services is not None and not force:
         _require_unused(settings, services)
-    if running.stop(settings.home_path):
+    if running.WEB.stop(settings.home_path):
         output.stderr.print("the farm's page is served no more")
     if services is None:
-        if services_state.is_held(settings.home_path):
+        if connectivity_services.SERVICES.is_held(settings.home_path):
             raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
         output.stderr.print("the farm's services are not running")
         return
@@ -165,7 +164,7 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
 
 def _serve_page(settings: Settings) -> None:
     cli_web.require_server()
-    output.stderr.print(f"the farm's page: {running.start(settings)}")
+    output.stderr.print(f"the farm's page: {running.start(settings.home_path)}")
 
 
 def _wait_probed(settings: Settings, wait_s: float) -> None:

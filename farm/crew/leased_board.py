@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 import socket
@@ -37,6 +38,8 @@ _RENEWALS_PER_TTL = 3
 _RETRY_S, _RETRIES_PER_TTL = 1.0, 10
 # A renewal waits for another command's transaction (`BUSY_TIMEOUT_S` of the store) at most.
 _CLOSE_TIMEOUT_S = 35.0
+# Between two looks at what has to be renewed; each takes a transaction.
+_RETURNS_AT_ONCE = 16
 # The format of `name_owner`.
 _OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
@@ -169,21 +172,26 @@ class _Renewals:
         store: Store | None = None
         with contextlib.ExitStack() as stack:
             while kept := self._list_kept():
-                pause_s = min(each.due_at for each in kept) - time.monotonic()
                 wanted = dict.fromkeys(each for each in kept if each.is_wanted)  # in order
-                if pause_s > 0 and len(wanted) == len(kept):
+                pause_s = min((each.due_at for each in wanted), default=math.inf) - time.monotonic()
+                left = [each for each in kept if each not in wanted][:_RETURNS_AT_ONCE]
+                if pause_s > 0 and not left:
                     self.changed.wait(pause_s)
                     self.changed.clear()
                     continue
                 try:
                     store = store or stack.enter_context(Store(self._key[1]))
-                    if pause_s <= 0:
-                        _renew_or_lose(store, wanted)
-                    for each in kept:
-                        if each not in wanted:
-                            each.give_back(store)
+                    now = time.monotonic()
+                    renewed = _renew(store, wanted) if pause_s <= 0 else {}
+                    for each in wanted if pause_s <= 0 else ():
+                        if each in renewed:
+                            each.note_renewal(renewed[each], now)
+                        else:
+                            each.lose(make_over(each.lease).message)
+                    for each in left:
+                        each.give_back(store)
                 except FarmError as error:
-                    for each in kept:
+                    for each in (*wanted, *left):
                         if not each.closed.is_set():
                             each.note_failure(error, each in wanted)
                 except Exception as error:  # noqa: BLE001 - edge: a holder must learn that its lease will lapse
@@ -202,20 +210,10 @@ class _Renewals:
 
 def _renew(store: Store, kept: Collection[LeaseKeeper]) -> dict[LeaseKeeper, Lease]:
     """Renew leases that are ours, and look up the others; return those that are not over."""
-    ours, others = ({each: each.lease for each in kept if each.ours is ours} for ours in (True, False))
-    renewed = store.leases.renew_all(list(ours.values())) if ours else {}
-    renewed |= {lease: lease for lease in (store.leases.find_held(list(others.values())) if others else ())}
-    return {each: renewed[lease] for each, lease in (ours | others).items() if lease in renewed}
-
-
-def _renew_or_lose(store: Store, kept: Collection[LeaseKeeper]) -> None:
-    began = time.monotonic()
-    renewed = _renew(store, kept)
-    for each in kept:
-        if each in renewed:
-            each.note_renewal(renewed[each], began)
-        else:
-            each.lose(make_over(each.lease).message)
+    leases = {each: each.lease for each in kept}
+    watched = {lease for each, lease in leases.items() if not each.ours}
+    renewed = store.leases.renew_all(list(leases.values()), watched)
+    return {each: renewed[lease] for each, lease in leases.items() if lease in renewed}
 
 
 class LeasedBoard:

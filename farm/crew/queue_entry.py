@@ -58,13 +58,10 @@ class QueueEntry:
         now = time.monotonic()
         if self.number is not None and now < self._sign_at:
             return
-        if self.number is not None:
-            found = self._store.queue.stay({self.number: self.boards}, self._ttl_s).get(self.number)
-            if found is None:
-                self.number = None
-            else:
-                self.priority = found.priority
-        if self.number is None:
+        found = None if self.number is None else self._store.queue.stay(self.number, self.boards, self._ttl_s)
+        if found is not None:
+            self.priority = found.priority
+        else:
             self.number = self._store.queue.enter(
                 name_owner(),
                 self._kind,

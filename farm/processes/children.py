@@ -15,11 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from device_agent.protocol.interpreters import python_command
 from farm import folders
 from farm.errors import PermanentError, TransientError
 from farm.processes import home_log
-from farm.settings import find_folders
 
 # After this long up, the next end has a new reason: restart with short pauses.
 STABLE_S = 30.0
@@ -152,28 +150,6 @@ def start(
                 start_new_session=True,
                 preexec_fn=in_child,
             )
-
-
-def start_for_home(
-    home: Path, module: Sequence[str], output: str, stdin: int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start one of the farm's modules detached: it does not end with this process.
-
-    Output before it has a log of its own goes to the file `output` among the home's logs.
-    """
-    logs = home / "logs"
-    folders.make_private(logs)
-    with (logs / output).open("wb") as file:
-        return subprocess.Popen(
-            python_command("-m", *module),
-            stdin=stdin,
-            stdout=file,
-            stderr=file,
-            env=os.environ | find_folders() | {"FARM_HOME": str(home)},
-            # It outlives the command, whose folder may be removed or unmounted.
-            cwd="/",
-            start_new_session=True,
-        )
 
 
 @contextlib.contextmanager

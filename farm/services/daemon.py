@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,10 @@ from typing import Any
 
 from device_agent.protocol.interpreters import python_command
 from farm import settings as farm_settings
-from farm.connectivity.services_state import ControlServer, ServicesInfo, publish, services_lock
+from farm.connectivity.services import SERVICES, ControlServer
 from farm.errors import FarmError, UnavailableError, UsageError
-from farm.processes import children, home_log
+from farm.processes import children
 from farm.processes.children import Backoff, Restarts
-from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import find_engines_gone
 from farm.services.keeper import Keeper
 from farm.services.notices.notifier import Notifier
@@ -109,22 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--take-over", action="store_true", help="go on with campaigns whose engine was killed")
     parser.add_argument("--foreground", action="store_true", help="log to stderr")
     options = parser.parse_args(argv)
-    try:
-        settings = farm_settings.load()
-        raise_descriptor_limit()
-        home_log.start_log("services", settings.home_path / "logs", foreground=options.foreground)
-        wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
-        with services_lock(settings.home_path):
-            Daemon(settings, wanted, options.stay, options.take_over).run()
-    except FarmError as error:
-        _log.error("%s", error)
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        _log.error("%s", error)
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    return 0
+    wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
+    return SERVICES.main(
+        lambda settings: Daemon(settings, wanted, options.stay, options.take_over).run(), foreground=options.foreground
+    )
 
 
 class Daemon:
@@ -169,11 +155,12 @@ class Daemon:
             self._control = ControlServer(folder / "control", self.handle, self._keeper.wake)
             stack.callback(self._control.close)
             tracker = self._keeper.tracker
-            publish(
+            SERVICES.publish(
                 home,
-                ServicesInfo(
-                    os.getpid(), str(folder / "control"), (tracker.host, tracker.port), self._metrics, self._started_at
-                ),
+                control=str(folder / "control"),
+                tracker=(tracker.host, tracker.port),
+                metrics=self._metrics,
+                started_at=self._started_at,
             )
             _log.info("up, tracker on %s:%d", tracker.host, tracker.port)
             self._keeper.run(self._may_end)
@@ -198,9 +185,6 @@ class Daemon:
                 return self._do(lambda: self._keeper.retry(list(arguments["boards"])))
             case "probe":
                 return self._probe([str(name) for name in arguments["boards"]], float(arguments["timeout_s"]))
-            case "stop":
-                self._keeper.stop()
-                return os.getpid()
         raise UsageError(f"the farm's services do not know the request {verb!r}", "They may be of another version.")
 
     def _do(self, work: Any) -> Any:

@@ -101,11 +101,7 @@ class ForeignClients:
             self._again_at[name] = now_s + _PAUSE_S
 
     def _let_go(self, name: str) -> None:
-        lease, _ = self._leases.pop(name)
-        try:
-            self._store.leases.release(lease)
-        except FarmError as error:  # then it expires
-            _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+        self._store.leases.give_back(self._leases.pop(name)[0])
 
 
 def _read_addresses(summary: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

@@ -222,10 +222,7 @@ class Powering:
         if kind is Kind.POWER_CYCLED:
             self._boots_until[name] = time.monotonic() + commands.boot_s
         self._observe(name, kind, detail, store)
-        try:
-            store.leases.release(lease)
-        except FarmError as error:  # then it expires
-            _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+        store.leases.give_back(lease)
 
     def _observe(self, name: str, kind: Kind, detail: str, store: Store | None = None) -> None:
         try:

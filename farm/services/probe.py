@@ -125,10 +125,7 @@ class Prober:
             return visit.conclude(found)
         finally:
             if lease is not None:
-                try:
-                    store.leases.release(lease)
-                except FarmError as error:  # then it expires
-                    _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+                store.leases.give_back(lease)
 
 
 class _SkippedError(Exception):

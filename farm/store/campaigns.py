@@ -127,7 +127,7 @@ class Campaigns(StorePart):
             )
             self._workloads.insert(connection, number, workloads, types[0] if len(types) == 1 else "")
             told = f"by {order.owner}: {command}"
-            self._add_campaign_event(connection, "campaign_submitted", name, told, order.owner)
+            self._db.add_event(connection, "campaign_submitted", name, told, order.owner)
         return number
 
     def fetch(self, *, over: bool | None = None) -> list[campaigns.FleetCampaign]:
@@ -176,14 +176,14 @@ class Campaigns(StorePart):
             if idle and wanted == CANCEL:
                 values["reason"] = f"cancelled by {by}"
                 set_state(connection, campaign.id, CampaignState.CANCELLED, self._db.wall_clock())
-                self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}", by)
+                self._db.add_event(connection, "campaign_cancelled", name, f"cancelled by {by}", by)
             elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
                 values["reason"] = "waits for an engine"
                 set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
             if wanted != campaign.wanted or "reason" in values:
                 update_fleet(connection, campaign.id, **values)
                 told = f"requested by {by}; it was {state}"
-                self._add_campaign_event(connection, f"campaign_{wanted}", name, told, by)
+                self._db.add_event(connection, f"campaign_{wanted}", name, told, by)
             return _require(connection, name)
 
     def change_budget(self, name: str, budget: campaigns.Budget, by: str) -> campaigns.FleetCampaign:
@@ -199,7 +199,7 @@ class Campaigns(StorePart):
                 told = ", ".join(
                     f"{key} {before} -> {after[key]}" for key, before in sorted(campaign.budget) if before != after[key]
                 )
-                self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}", by)
+                self._db.add_event(connection, "campaign_budget", name, f"{told}; changed by {by}", by)
             return _require(connection, name)
 
     def change_folder(self, name: str, folder: str, by: str) -> campaigns.FleetCampaign:
@@ -212,7 +212,7 @@ class Campaigns(StorePart):
             if campaign.order.compile_to != folder:
                 order = campaign.order.model_copy(update={"compile_to": folder})
                 update_fleet(connection, campaign.id, order=order.model_dump(mode="json", exclude_unset=True))
-                self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
+                self._db.add_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
     def note(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
@@ -243,7 +243,7 @@ class Campaigns(StorePart):
                 # The start of every campaign is no news.
                 begins = after is CampaignState.RUNNING and known.state is CampaignState.CONNECTING
                 if after is not CampaignState.CONNECTING and not begins:
-                    self._add_campaign_event(connection, f"campaign_{after}", known.name, reason)
+                    self._db.add_event(connection, f"campaign_{after}", known.name, reason)
         return True
 
     def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:
@@ -299,7 +299,7 @@ class Campaigns(StorePart):
         update_fleet(connection, each.id, reason=reason, engine=None)
         if after is not each.state:
             set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
-            self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
+            self._db.add_event(connection, f"campaign_{after}", each.name, reason)
 
     def count(self) -> dict[str, int]:
         """Fleet campaigns by state; states without any are missing."""
@@ -366,10 +366,6 @@ class Campaigns(StorePart):
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
         return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)
-
-    def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str, by: str = "") -> None:
-        about = {"kind": kind, "subject": name, "message": message, "by": by}
-        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **about))
 
 
 def select_fleet() -> sa.Select[Any]:

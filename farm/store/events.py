@@ -75,9 +75,8 @@ class Events(StorePart):
 
     def add(self, kind: str, subject: str, message: str, by: str = "") -> None:
         """Append an event; `by` is who ordered it, if a person did."""
-        about = {"kind": kind, "subject": subject, "message": message, "by": by}
         with self._db.writing() as connection:
-            connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **about))
+            self._db.add_event(connection, kind, subject, message, by)
 
     def fetch(self, subject: str | None = None) -> list[documents.Event]:
         """All events, oldest first, or those of one subject: a board's key, a campaign's name."""

@@ -7,6 +7,7 @@ lease per board.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +33,8 @@ PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 # A month of leases on a large fleet: a store restored further back catches up over several refusals.
 MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
+
+_log = logging.getLogger(__name__)
 
 
 class Leases(StorePart):
@@ -121,28 +124,24 @@ class Leases(StorePart):
             raise make_over(lease)
         return renewed[lease]
 
-    def renew_all(self, leases: Sequence[Lease]) -> dict[Lease, Lease]:
-        """As `renew`, in one transaction; map each lease that is not over to its renewal."""
-        table, lasts_s = schema.leases, sa.bindparam("lasts_s", type_=sa.Float)
-        with self._db.writing() as connection:
-            held, now, wall = self.find_held(leases, connection), self._db.clock(), self._db.wall_clock()
-            times = {"ttl_s": lasts_s, "expires_at": lasts_s + wall, "expires_s": lasts_s + now.seconds}
-            if held:
-                connection.execute(
-                    table.update().where(table.c.token == sa.bindparam("held")).values(times),
-                    [{"held": each.token, "lasts_s": each.ttl_s} for each in held],
-                )
-        return {each: dataclasses.replace(each, expires_at=wall + each.ttl_s) for each in held}
+    def renew_all(self, leases: Sequence[Lease], watched: Collection[Lease] = ()) -> dict[Lease, Lease]:
+        """As `renew`, in one transaction; map each lease that is not over to its renewal.
 
-    def find_held(self, leases: Sequence[Lease], connection: sa.Connection | None = None) -> list[Lease]:
-        """Those of the leases that are not over."""
-        table, found, now = schema.leases, set[tuple[int, str, str]](), self._db.clock()
-        for first in range(0, len(leases), VALUES_AT_ONCE):
-            tokens = [each.token for each in leases[first : first + VALUES_AT_ONCE]]
-            query = sa.select(table.c.token, table.c.nonce, table.c.board)
-            query = query.where(table.c.token.in_(tokens), ~now.find_lapsed(table))
-            found |= {(row["token"], row["nonce"], row["board"]) for row in self._db.rows(query, connection)}
-        return [each for each in leases if (each.token, each.nonce, each.board) in found]
+        Of those `watched`, which others renew, it only says which are not over.
+        """
+        table, lasts_s = schema.leases, sa.bindparam("lasts_s", type_=sa.Float)
+        known = set[tuple[int, str, str]]()
+        with self._db.writing() as connection:
+            now, wall = self._db.clock(), self._db.wall_clock()
+            for first in range(0, len(leases), VALUES_AT_ONCE):
+                chosen = table.c.token.in_([each.token for each in leases[first : first + VALUES_AT_ONCE]])
+                query = sa.select(table.c.token, table.c.nonce, table.c.board).where(chosen, ~now.find_lapsed(table))
+                known |= {(row.token, row.nonce, row.board) for row in connection.execute(query)}
+            held = [each for each in leases if (each.token, each.nonce, each.board) in known]
+            if ours := [{"held": each.token, "lasts_s": each.ttl_s} for each in held if each not in watched]:
+                times = {"ttl_s": lasts_s, "expires_at": lasts_s + wall, "expires_s": lasts_s + now.seconds}
+                connection.execute(table.update().where(table.c.token == sa.bindparam("held")).values(times), ours)
+        return {each: dataclasses.replace(each, expires_at=wall + each.ttl_s) for each in held}
 
     def prolong(self, lease: Lease, ttl_s: float) -> Lease:
         """Make an unrenewed lease last for `ttl_s` from now, longer or shorter than before.
@@ -176,6 +175,14 @@ class Leases(StorePart):
             kind, what = ("lease_expired", "expired") if lapsed else ("lease_released", "was given back")
             self._end(connection, row, kind, f"the lease of {lease.owner} {what}", lease.owner)
             return not lapsed
+
+    def give_back(self, lease: Lease) -> None:
+        """As `release`; without a store it expires."""
+        try:
+            self.release(lease)
+        except FarmError as error:
+            text = "the lease %d of %s is not given back: %s"
+            _log.warning(text, lease.token, lease.board, error, extra={"board": lease.board})
 
     def expire(self, by: str = "farm") -> list[str]:
         """End every expired lease; return the freed boards."""

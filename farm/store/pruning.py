@@ -190,9 +190,8 @@ class Pruning(StorePart):
     def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:
         fleet = schema.fleet_campaigns
         name = connection.execute(sa.select(fleet.c.name).where(fleet.c.campaign == campaign)).scalar()
-        about = {"kind": "trials_forgotten", "subject": name or f"campaign {campaign}", "by": by}
         message = f"those that no record rests on, by {by}"
-        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), message=message, **about))
+        self._db.add_event(connection, "trials_forgotten", name or f"campaign {campaign}", message, by)
 
     def _measure_trial(self, campaigns: Collection[int]) -> float:
         """The approximate size of a trial of these campaigns, in bytes."""

@@ -86,21 +86,15 @@ class RequestQueue(StorePart):
                 through=through,
             )
 
-    def stay(self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S) -> dict[int, BoardRequest]:
-        """Renew requests for `ttl_s` from now, each for these boards; return those that still exist."""
-        if not boards:
-            return {}
+    def stay(self, number: int, boards: Collection[str], ttl_s: float = REQUEST_TTL_S) -> BoardRequest | None:
+        """Renew a request for `ttl_s` from now, for these boards; return it, None where it is gone."""
         table = schema.board_requests
         with self._db.writing() as connection:
             now = self._db.clock()
-            for number, names in boards.items():
-                connection.execute(
-                    table.update()
-                    .where(table.c.id == number, table.c.clock == now.clock)
-                    .values(expires_s=now.seconds + ttl_s, boards=sorted(names))
-                )
-            rows = connection.execute(table.select().where(table.c.id.in_(list(boards)))).mappings().all()
-        return {row["id"]: _to_request(dict(row), now) for row in rows if row["clock"] == now.clock}
+            mine = (table.c.id == number) & (table.c.clock == now.clock)
+            connection.execute(table.update().where(mine).values(boards=sorted(boards), **now.claim(ttl_s)))
+            rows = self._db.rows(table.select().where(mine), connection)
+        return next((_to_request(row, now) for row in rows), None)
 
     def leave(self, *numbers: int) -> None:
         """Remove requests; unknown numbers are ignored."""
@@ -137,23 +131,16 @@ class RequestQueue(StorePart):
         table = schema.board_requests
         with self._db.writing() as connection:
             now = self._db.clock()
-            found = connection.execute(table.select().where(table.c.id == number)).mappings().first()
-            row = dict(found or {})
-            if not row or not now.is_valid(row):
+            row = next(iter(self._db.rows(table.select().where(table.c.id == number), connection)), None)
+            if row is None or not now.is_valid(row):
                 raise UsageError(f"nothing with the number {number} waits", "`farm queue` shows what does.")
             mine = table.c.id == number if row["campaign"] is None else table.c.campaign == row["campaign"]
             connection.execute(table.update().where(mine).values(priority=priority))
             if row["campaign"] is not None:
                 _keep_with_campaign(connection, row["campaign"], priority)
-            self._add_event_row(connection, number, row, priority, by)
+            text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
+            self._db.add_event(connection, "queue_priority", row["board_type"], text, by)
         return dataclasses.replace(_to_request(row, now), priority=priority)
-
-    def _add_event_row(
-        self, connection: sa.Connection, number: int, row: Mapping[str, Any], priority: int, by: str
-    ) -> None:
-        text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
-        values = {"kind": "queue_priority", "subject": row["board_type"], "message": text, "by": by}
-        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **values))
 
     def note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
         """Add the ended lease in a row of `select_boards` to its owner's use."""

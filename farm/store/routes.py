@@ -199,21 +199,16 @@ class Routes(StorePart):
         facts: Mapping[str, _Facts],
         now: Instant,
     ) -> None:
-        table = schema.board_ways
-        renewed = [name for name, work in works.items() if work == "renew"]
-        if renewed:
-            mine = table.c.board.in_(renewed) & (table.c.keeper == keeper)
-            connection.execute(table.update().where(mine).values(handed=False, **now.claim(WAY_TTL_S)))
-            for name in renewed:
-                if sessions[name] and sessions[name] != (facts[name].keeps or {}).get("session"):
-                    one = (table.c.board == name) & (table.c.keeper == keeper)
-                    connection.execute(table.update().where(one).values(session=sessions[name]))
-        taken = [name for name, work in works.items() if work == "take"]
-        if taken:  # no other coordinator keeps it any more
+        table, rows = schema.board_ways, []
+        for name, work in works.items():
+            if work == "ask":
+                rows.append(_to_row(name, keeper, _ASKS, now, _ASK_TTL_S))
+            elif work:
+                session = sessions[name] or (str((facts[name].keeps or {})["session"]) if work == "renew" else "")
+                rows.append(_to_row(name, keeper, _KEEPS, now, WAY_TTL_S, session=session))
+        if taken := [name for name, work in works.items() if work == "take"]:
+            # No other coordinator keeps it any more.
             connection.execute(table.delete().where(table.c.board.in_(taken), table.c.part == _KEEPS))
-        rows = [_to_row(name, keeper, _KEEPS, now, WAY_TTL_S, session=sessions[name]) for name in taken]
-        asked = [name for name, work in works.items() if work == "ask"]
-        rows += [_to_row(name, keeper, _ASKS, now, _ASK_TTL_S) for name in asked]
         self._db.replace(connection, table, *rows)
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from farm.closing import Closing
 from farm.errors import InternalError, PermanentError, StoreFaultError
 from farm.settings import StoreLocation
-from farm.store import database
+from farm.store import database, schema
 from farm.store.clock import Instant
 
 # SQLite takes 32766 values in one statement; older builds of it take 999.
@@ -137,6 +137,11 @@ class StoreSession(Closing):
             insert, key = self.database.insert(table), [column.name for column in table.primary_key]
             changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
             connection.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), list(rows))
+
+    def add_event(self, connection: sa.Connection, kind: str, subject: str, message: str, by: str = "") -> None:
+        """Append an event; `by` is who ordered it, if a person did."""
+        about = {"kind": kind, "subject": subject, "message": message, "by": by}
+        connection.execute(schema.events.insert().values(at=self.wall_clock(), **about))
 
     def clock(self) -> Instant:
         if self._given_clock is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm.connectivity.services_state import find_running
+from farm.connectivity.services import SERVICES
 from farm.web import charts
 
 # A page is shown without an exporter that answers later.
@@ -63,9 +63,9 @@ class LiveBoards:
             kept = self._kept.setdefault(board, collections.deque(maxlen=_KEPT))
             if kept and time.time() - kept[-1].at < _FRESH_S:
                 return list(kept)
-            services = find_running(self._home)
+            services = SERVICES.find(self._home)
             try:
-                address = _find_target(services.metrics, board) if services and services.metrics else None
+                address = _find_target(services["metrics"], board) if services and services["metrics"] else None
                 if address is None:
                     return []
                 kept.append(parse(_fetch(f"http://{address}/metrics"), time.time(), kept[-1] if kept else None))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-import json
 import logging
 import os
 import signal
@@ -21,13 +20,12 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from farm.connectivity.services_state import hold_lock, write_whole
 from farm.errors import UnavailableError, UsageError
 from farm.processes.listening import raise_descriptor_limit
 from farm.settings import Settings
 from farm.web.access import Access, read_token
 from farm.web.app import make_app
-from farm.web.running import FILE, LOCK
+from farm.web.running import WEB
 
 # Most connections at once, watching pages included.
 MOST_CONNECTIONS = 1000
@@ -163,8 +161,7 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
     token = read_token(home)
     assert token  # made now, so that a full disk is reported at once
     access = Access(home, private=place.is_private, secure=place.cert is not None, names=_list_names(place))
-    with hold_lock(home / LOCK, "the farm's page is served already", "`farm web url` says where."):
-        sock = _listen(place)
+    with WEB.hold(home), _listen(place) as sock:
         host = f"[{place.host}]" if ":" in place.host else place.host
         url = f"{'https' if place.cert else 'http'}://{host}:{sock.getsockname()[1]}/"
         app = make_app(settings, access)
@@ -182,13 +179,9 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
             h11_max_incomplete_event_size=32 << 10,
             ws="none",
         )
-        write_whole(home / FILE, json.dumps({"pid": os.getpid(), "url": url}))
-        try:
-            announce(url)
-            _Server(config).run(sockets=[sock])
-        finally:
-            (home / FILE).unlink(missing_ok=True)
-            sock.close()
+        WEB.publish(home, url=url)
+        announce(url)
+        _Server(config).run(sockets=[sock])
 
 
 class _Server(uvicorn.Server):

@@ -27,7 +27,7 @@ def test_who_waits_is_there_until_its_signs_end(store: Store, clocks: Clocks) ->
     """A request says who, what for, which boards and since when; signs keep it, and without them it is gone."""
     number = ask(store)
     clocks.pass_s(8)
-    assert store.queue.stay({number: NAMES[:1]}, 10.0).keys() == {number}
+    assert store.queue.stay(number, NAMES[:1], 10.0).id == number
     clocks.pass_s(8)
     [request] = store.queue.fetch().requests
     assert (request.id, request.owner, request.kind, request.board_type) == (number, "ann", WorkKind.SWEEP, TYPE)
@@ -36,7 +36,7 @@ def test_who_waits_is_there_until_its_signs_end(store: Store, clocks: Clocks) ->
     clocks.pass_s(2)
     assert store.queue.fetch().requests == ()
     other = ask(store, "bob")
-    assert store.queue.stay({number: NAMES}) == {}, "the next caller clears what has expired"
+    assert store.queue.stay(number, NAMES) is None, "the next caller clears what has expired"
     clocks.reboot()
     assert store.queue.fetch().requests == ()
     store.queue.leave(other, number)

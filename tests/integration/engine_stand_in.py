@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from farm import settings as farm_settings
 from farm.campaign.engine.process import serve
-from farm.campaign.engine.state import engine_lock
+from farm.campaign.engine.state import ENGINE
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
@@ -40,6 +40,6 @@ def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Ca
 
 if __name__ == "__main__":
     loaded = farm_settings.load()
-    with engine_lock(loaded.home_path), Store(loaded.store_location) as opened:
+    with ENGINE.hold(loaded.home_path), Store(loaded.store_location) as opened:
         serve(loaded, opened, run)
     sys.exit(0)

@@ -14,8 +14,8 @@ import pytest
 
 from farm import backup
 from farm.artifacts.manifest import open_artifact
-from farm.campaign.engine.state import engine_lock
-from farm.connectivity.services_state import services_lock
+from farm.campaign.engine.state import ENGINE
+from farm.connectivity.services import SERVICES
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.store import Store, soundness
@@ -162,7 +162,7 @@ def test_an_older_backup_is_brought_up_to_date_first(
     assert names(home) == {"farm.db", "farm.db.replaced"}
 
 
-@pytest.mark.parametrize("lock", [services_lock, engine_lock, lambda home: machine_lock()])
+@pytest.mark.parametrize("lock", [SERVICES.hold, ENGINE.hold, lambda home: machine_lock()])
 def test_nothing_is_put_back_under_what_runs(home: pathlib.Path, tmp_path: pathlib.Path, lock: object) -> None:
     """Services, the engine, a command that measures: each has to end first."""
     backup.back_up(home, tmp_path / "copy")

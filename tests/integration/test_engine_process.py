@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from farm.campaign.engine import client, control
 from farm.campaign.engine.process import serve
-from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, read_last_words
+from farm.campaign.engine.state import ENGINE, read_last_words
 from farm.errors import UnavailableError
 from farm.processes.machine import process_identity
 from farm.settings import Settings
@@ -73,13 +73,13 @@ def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
     submit(store, make_order("d"))
     wait_until(lambda: store.campaigns.require("d").state is CampaignState.RUNNING, "the second campaign to run")
     assert control.pause(settings, store, "d", "op").state is CampaignState.PAUSED
-    assert client.stop_engine(settings)
+    assert ENGINE.stop(settings.home_path)
     assert engine.wait(10) == 0
     campaign = store.campaigns.require("c")
     assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine was ended by a signal")
     assert store.campaigns.require("d").state is CampaignState.PAUSED
-    assert (is_held(settings.home_path), find_engine(settings.home_path)) == (False, None)
-    assert not client.stop_engine(settings)
+    assert (ENGINE.is_held(settings.home_path), ENGINE.find(settings.home_path)) == (False, None)
+    assert not ENGINE.stop(settings.home_path)
     assert {control.resume(store, name, "op").state for name in "cd"} == {CampaignState.SUBMITTED}
 
 
@@ -88,7 +88,7 @@ def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Stor
     assert control.close_abandoned(store) == []
     engine.send_signal(signal.SIGKILL)
     engine.wait(10)
-    assert find_engine(settings.home_path) is None
+    assert ENGINE.find(settings.home_path) is None
     assert control.close_abandoned(store) == ["c"]
     assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 
@@ -96,8 +96,7 @@ def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Stor
 def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
     """An operator's wishes are heard while it runs, a second engine is refused, and the last campaign ends it."""
     client.ensure_engine(settings)
-    found = find_engine(settings.home_path)
-    assert found.pid == engine.pid
+    assert ENGINE.find(settings.home_path)["pid"] == engine.pid
     second = subprocess.run(
         [sys.executable, "-m", "farm.campaign.engine"],
         env=os.environ | {"FARM_HOME": settings.home},
@@ -106,7 +105,7 @@ def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], st
         timeout=60,
         check=False,
     )
-    assert second.returncode == ANOTHER_RUNS
+    assert second.returncode == ENGINE.refused
     assert "runs already" in second.stderr
     assert control.cancel(settings, store, "c", "op").state is CampaignState.CANCELLED
     assert engine.wait(10) == 0
@@ -118,8 +117,8 @@ def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
         pass
     began = time.monotonic()
     client.ensure_engine(settings)
-    assert time.monotonic() - began < client.START_TIMEOUT_S / 2
-    wait_until(lambda: not is_held(settings.home_path), "the engine to end")
+    assert time.monotonic() - began < ENGINE.start_timeout_s / 2
+    wait_until(lambda: not ENGINE.is_held(settings.home_path), "the engine to end")
     log = (settings.home_path / "logs" / "farm.log").read_text()
     assert "services" not in log
 
@@ -133,7 +132,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
     with Store(settings.home_path / "farm.db") as store:
         with client.engine_prestart(settings) as engine:
             engine.begin()
-            wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
+            wait_until(lambda: ENGINE.find(settings.home_path) is not None, "the engine")
             submit(store, make_order("c"))
             engine.ensure()
             wait_until(lambda: store.campaigns.require("c").engine, "the campaign to be taken up")
@@ -141,7 +140,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
         assert engine.process.wait(60) == 0
         with client.engine_prestart(settings) as engine:
             engine.begin()
-            wait_until(lambda: find_engine(settings.home_path) is not None, "another engine")
+            wait_until(lambda: ENGINE.find(settings.home_path) is not None, "another engine")
         assert engine.process.wait(60) == 0
 
 
@@ -157,9 +156,9 @@ def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, sto
         if begun == ["c"]:
             submit(store, make_order("late"))
 
-    with engine_lock(settings.home_path):
+    with ENGINE.hold(settings.home_path):
         serve(settings, store, run)
-        assert find_engine(settings.home_path) is None
+        assert ENGINE.find(settings.home_path) is None
     assert begun == ["c", "late"]
 
 
@@ -187,13 +186,13 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
         raise UnavailableError("the disk is full")
 
     home = settings.home_path
-    with Store(store.location) as full, engine_lock(home), pytest.raises(UnavailableError):
+    with Store(store.location) as full, ENGINE.hold(home), pytest.raises(UnavailableError):
         serve(settings, full, run)
     assert store.campaigns.require("c").state is CampaignState.RUNNING
     store.campaigns.interrupt(lambda _: True, lambda engine: read_last_words(home, engine))
     assert store.campaigns.require("c").reason == "its engine ended: the disk is full"
     assert read_last_words(home, process_identity() | {"pid": 1}) == ""
-    with engine_lock(home):
+    with ENGINE.hold(home):
         assert read_last_words(home, process_identity()) == ""
 
 
@@ -201,7 +200,7 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
 def test_an_engine_interrupts_what_it_did_not_begin(settings: Settings, store: Store) -> None:
     """A campaign that says it runs on a host that is unknown by now can be resumed once an engine has begun."""
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
-    with engine_lock(settings.home_path):
+    with ENGINE.hold(settings.home_path):
         serve(settings, store, lambda *_: pytest.fail("nothing is left to carry out"))
     assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 

@@ -63,7 +63,7 @@ def test_services_that_are_ended_while_they_start_leave_nothing(settings: Settin
 
 
 def kill(services: Services) -> None:
-    process = psutil.Process(services.info.pid)
+    process = psutil.Process(services.info["pid"])
     process.kill()
     process.wait(PATIENCE_S)
 

@@ -6,6 +6,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,13 +29,10 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 
 def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
-    """Three times its time later the lease still holds; no other client gets the board until it is released. One thread
-    keeps it and others, and ends with the last.
-    """
+    """Three times its time later the lease holds, until it is released; one thread keeps all and ends with the last."""
     store.boards.save(Board("tx2", "local", simulated=False))
-    leases = [store.leases.acquire(name, "left", "tuning", ttl_s=TTL_S) for name in ("tx2", "nano")]
-    lease = leases[1]
-    with LeaseKeeper(store.location, leases[0]), LeaseKeeper(store.location, lease) as keeper:
+    other, lease = (store.leases.acquire(name, "left", "tuning", ttl_s=TTL_S) for name in ("tx2", "nano"))
+    with LeaseKeeper(store.location, other), LeaseKeeper(store.location, lease) as keeper:
         assert [each.name for each in threading.enumerate()].count("farm-leases") == 1
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
         with pytest.raises(TransientError, match="leased by left"):
@@ -65,9 +63,9 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
         watched = Store(store.location)
         renew = watched.leases.renew_all
 
-        def renew_or_note(leases: list[Lease]) -> dict[Lease, Lease]:
+        def renew_or_note(*given: Any) -> dict[Lease, Lease]:
             try:
-                return renew(leases)
+                return renew(*given)
             except TransientError:
                 refused.set()
                 raise

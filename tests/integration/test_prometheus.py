@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from farm.connectivity import services as services_side
-from farm.connectivity import services_state
+from farm.connectivity.services import SERVICES
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
@@ -119,11 +119,8 @@ def test_an_idle_board_is_live_on_its_page(
     monkeypatch.setattr(live_board, "_FRESH_S", 0.0)
     boards = live_board.LiveBoards(tmp_path)
     assert boards.read("sim-1") == []
-    with services_state.services_lock(tmp_path):
-        address = ("127.0.0.1", 1)
-        services_state.publish(
-            tmp_path, services_state.ServicesInfo(os.getpid(), "/nowhere/control", address, coordinator.address, 0.0)
-        )
+    with SERVICES.hold(tmp_path):
+        SERVICES.publish(tmp_path, metrics=coordinator.address)
         first, second = [boards.read("sim-1") for _ in range(2)][-1]
         assert boards.read("sim-2") == []
     assert first.cpu_load is None
@@ -208,10 +205,10 @@ def test_a_board_that_hangs_is_told_of(tmp_path: pathlib.Path, monkeypatch: pyte
     monkeypatch.setenv("FARM_METRICS_PORT", str(settings.metrics_port))
     services, _ = services_side.start_services(settings)
     try:
-        assert services.info.metrics is not None
+        assert services.info["metrics"] is not None
         (folder := tmp_path / "prometheus").mkdir()
         once = ('result="failed"}[15m]) > 1', 'result="failed"}[15m]) > 0')
-        with prometheus_server(folder, services.info.metrics[1], once) as ask:
+        with prometheus_server(folder, services.info["metrics"][1], once) as ask:
             query = 'ALERTS{alertname="BoardFailsProbes", alertstate="firing"}'
             wait_until(lambda: ask(query), "the alert to fire", 200)
             [alert] = ask(query)

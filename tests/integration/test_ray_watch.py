@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import pathlib, subprocess, sys, threading
 from farm.campaign.engine.ray_nodes import ray_watched
-from farm.campaign.engine.state import engine_lock, leave_last_words, read_last_words
+from farm.campaign.engine.state import ENGINE, leave_last_words, read_last_words
 from farm.errors import FarmError, TransientError
 from farm.processes.machine import process_identity
 
@@ -27,7 +27,7 @@ def tell(reason):
     print(read_last_words(home, process_identity()), flush=True)
 
 try:
-    with engine_lock(home), ray_watched("/nowhere/sockets/raylet", tell, grace_s=0.1):
+    with ENGINE.hold(home), ray_watched("/nowhere/sockets/raylet", tell, grace_s=0.1):
         if how != "lives":
             dying = head if how == "head" else raylet
             dying.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine import client, control
-from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
+from farm.campaign.engine.state import ENGINE
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
 from farm.processes.machine import process_identity
@@ -43,21 +42,20 @@ def settings(tmp_path: pathlib.Path) -> Settings:
 
 def test_one_engine_at_a_time(tmp_path: pathlib.Path) -> None:
     """The lock is one process's, its file says that it takes orders, and both go with it."""
-    assert (is_held(tmp_path), find_engine(tmp_path)) == (False, None)
-    with engine_lock(tmp_path):
-        assert (is_held(tmp_path), find_engine(tmp_path)) == (True, None)
-        publish(tmp_path)
-        found = find_engine(tmp_path)
-        assert (found.pid, found.identity) == (os.getpid(), process_identity())
-        with pytest.raises(UnavailableError, match="runs already"), engine_lock(tmp_path):
+    assert (ENGINE.is_held(tmp_path), ENGINE.find(tmp_path)) == (False, None)
+    with ENGINE.hold(tmp_path):
+        assert (ENGINE.is_held(tmp_path), ENGINE.find(tmp_path)) == (True, None)
+        ENGINE.publish(tmp_path)
+        assert ENGINE.find(tmp_path) == process_identity()
+        with pytest.raises(UnavailableError, match="runs already"), ENGINE.hold(tmp_path):
             pass
-        withdraw(tmp_path)
-        assert find_engine(tmp_path) is None
-    assert not is_held(tmp_path)
+        ENGINE.withdraw(tmp_path)
+        assert ENGINE.find(tmp_path) is None
+    assert not ENGINE.is_held(tmp_path)
     errors: list[type[FarmError]] = [FarmError]
     for each in errors:
         errors += each.__subclasses__()
-    assert ANOTHER_RUNS not in {each.exit_code for each in errors}
+    assert ENGINE.refused not in {each.exit_code for each in errors}
 
 
 def test_what_an_engine_has_to_look_at(store: Store) -> None:
@@ -86,7 +84,7 @@ def test_without_an_engine_operators_are_heard_at_once(store: Store, settings: S
     for change in (control.pause, control.cancel):
         with pytest.raises(UsageError, match="is over"):
             change(settings, store, "c", "op")
-    assert not is_held(settings.home_path)
+    assert not ENGINE.is_held(settings.home_path)
 
 
 def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
@@ -113,7 +111,7 @@ def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
 def test_an_engine_of_a_host_that_was_renamed_is_noticed(store: Store, tmp_path: pathlib.Path) -> None:
     """Another host's campaign is left alone while the engine's lock is held, and counts as left when it is not."""
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
-    with engine_lock(tmp_path):
+    with ENGINE.hold(tmp_path):
         assert control.close_abandoned(store) == []
     assert control.close_abandoned(store) == ["c"]
     assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
@@ -184,7 +182,7 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
     """A watch reports every look, and ends with one that is over, paused on demand, or left by its engine."""
     seen: list[FleetCampaign] = []
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
-    with engine_lock(settings.home_path):
+    with ENGINE.hold(settings.home_path):
         with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
             client.wait_settled(settings, store, "c", 0.3)
         store.campaigns.note(1, CampaignState.FINISHED, "100 trials are spent")

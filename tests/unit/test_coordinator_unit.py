@@ -8,7 +8,7 @@ import pathlib
 import typer.main
 
 from farm.cli.main import make_app
-from farm.connectivity.services import STOP_TIMEOUT_S
+from farm.connectivity.services import SERVICES
 
 UNIT = pathlib.Path(__file__).parents[2] / "deploy" / "coordinator" / "tvm-farm@.service"
 
@@ -27,6 +27,6 @@ def test_the_coordinators_unit_starts_what_there_is() -> None:
     assert set(options) <= known
     assert service["Restart"] == "on-failure"
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
-    assert float(service["TimeoutStopSec"]) > STOP_TIMEOUT_S
+    assert float(service["TimeoutStopSec"]) > SERVICES.stop_timeout_s
     # The control socket of the services is in the system's temporary folder.
     assert "PrivateTmp" not in service

@@ -14,10 +14,9 @@ import pytest
 from device_agent.clocks.transaction import lock_state
 from farm import folders
 from farm.campaign import plan
-from farm.campaign.engine.state import engine_lock
-from farm.campaign.engine.state import publish as publish_engine
+from farm.campaign.engine.state import ENGINE
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
-from farm.connectivity.services_state import ServicesInfo, publish, services_lock
+from farm.connectivity.services import SERVICES
 from farm.processes import children, home_log
 from farm.search.build import golden
 from farm.store import Store
@@ -47,14 +46,14 @@ def find_open(home: pathlib.Path) -> list[str]:
 
 
 def _run_services(home: pathlib.Path) -> None:
-    with services_lock(home):
-        publish(home, ServicesInfo(1, "/nowhere/control", ("127.0.0.1", 9190), None, 0.0))
+    with SERVICES.hold(home):
+        SERVICES.publish(home, control="/nowhere/control")
         assert stat.S_IMODE((home / "services.json").stat().st_mode) == 0o600
 
 
 def _run_engine(home: pathlib.Path) -> None:
-    with engine_lock(home):
-        publish_engine(home)
+    with ENGINE.hold(home):
+        ENGINE.publish(home)
 
 
 MAKERS: dict[str, Callable[[pathlib.Path], object]] = {
@@ -128,8 +127,8 @@ def _hold_state(folder: pathlib.Path) -> contextlib.AbstractContextManager[objec
 @pytest.mark.parametrize(
     ("hold", "name"),
     [
-        (services_lock, "services.lock"),
-        (engine_lock, "engine.lock"),
+        (SERVICES.hold, "services.lock"),
+        (ENGINE.hold, "engine.lock"),
         (lambda folder: golden._locked(folder / "lock", 0.0), "lock"),
         (lambda folder: KnownHosts(folder / FILE_NAME)._rewriting(), f"{FILE_NAME}.lock"),
         (tokens._changing, f".{tokens.FILE}.lock"),

@@ -16,7 +16,7 @@ import paramiko
 import pytest
 
 from farm.connectivity.board_link import BoardLink
-from farm.connectivity.services_state import ControlClient, ControlServer
+from farm.connectivity.services import ControlClient, ControlServer
 from farm.connectivity.ssh_handshake import SshAddress
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import MAX_LINKS, Forward

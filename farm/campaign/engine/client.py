@@ -1,4 +1,4 @@
-"""The engine from a command: start it, stop it, and follow a campaign by polling the store."""
+"""The engine from a command: start it, and follow a campaign by polling the store."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ import select
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
-import psutil
-
-from farm import settings as farm_settings
 from farm.campaign.engine import control
-from farm.campaign.engine.state import ANOTHER_RUNS, find_engine, is_held
+from farm.campaign.engine.state import ENGINE
 from farm.errors import DeadlineError, FarmError, PermanentError, StoreFaultError, UnavailableError, UsageError
-from farm.processes import children, home_log
+from farm.processes.home_process import run_logged
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign
 from farm.values import CampaignState
-
-# Loading TVM and Ray takes 3 s; five times that on a busy machine, and an ending engine may come first.
-START_TIMEOUT_S = 60.0
-# For noting campaigns, returning boards and ending Ray.
-STOP_TIMEOUT_S = 30.0
-_LOOK_S = 0.05
-_OUTPUT = "engine.out"
 
 _log = logging.getLogger(__name__)
 
@@ -39,56 +29,15 @@ def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = 
 
     `process` is an engine that was started already. Raises UnavailableError where none can run, DeadlineError.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        if find_engine(settings.home_path) is not None:
-            return
-        ended = None if process is None else process.poll()
-        if ended == 0:
-            return  # it looked, and nothing was left to do
-        if not is_held(settings.home_path) and (process is None or ended is not None):
-            if process is not None and ended != ANOTHER_RUNS:
-                raise UnavailableError(
-                    f"the engine of campaigns ended at once ({ended}){tail(settings)}",
-                    "`farm doctor` examines the farm.",
-                )
-            process = spawn_engine(settings)
-        if time.monotonic() > deadline:
-            raise DeadlineError(f"the engine of campaigns was not ready within {START_TIMEOUT_S:g} s{tail(settings)}")
-        time.sleep(_LOOK_S)
-
-
-def stop_engine(settings: Settings) -> bool:
-    """End the engine and wait; running campaigns are interrupted. Returns whether there was one.
-
-    Raises DeadlineError.
-    """
-    found = find_engine(settings.home_path)
-    if found is None:
-        return False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(found.pid)
-        if process.create_time() == found.identity["created"]:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except psutil.TimeoutExpired:
-                raise DeadlineError(
-                    f"the engine of campaigns (pid {found.pid}) did not end within {STOP_TIMEOUT_S:g} s",
-                    "`kill -9` ends it; no trial is lost, and `farm campaign resume` goes on.",
-                ) from None
-    return True
-
-
-def tail(settings: Settings) -> str:
-    """Return the engine's last output, to be appended to a message."""
-    logs = settings.home_path / "logs"
-    return f": {children.explain_end(logs / _OUTPUT, logged=home_log.read_end(logs, 'engine'))}"
-
-
-def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL, *words: str) -> subprocess.Popen[bytes]:
-    """Start a detached engine, which ends when no campaign needs it. `stdin`: see `engine_prestart`."""
-    return children.start_for_home(settings.home_path, ["farm.campaign.engine", *words], _OUTPUT, stdin)
+    home = settings.home_path
+    # One that ended by itself has looked, and nothing was left to do.
+    ENGINE.ensure(
+        home,
+        lambda code: True if code == 0 or ENGINE.find(home) else None,
+        lambda: ENGINE.start(home),
+        process,
+        again=[ENGINE.refused],
+    )
 
 
 # The engine's argument: a campaign for its own machine is about to be submitted.
@@ -107,8 +56,9 @@ class EnginePrestart:
 
     def begin(self, for_host: bool = False) -> None:
         """Start an engine, unless one runs; with `for_host` it prepares this machine as a board at once."""
-        if not is_held(self._settings.home_path):
-            self.process = spawn_engine(self._settings, subprocess.PIPE, *([FOR_HOST] if for_host else []))
+        home = self._settings.home_path
+        if not ENGINE.is_held(home):
+            self.process = ENGINE.start(home, *([FOR_HOST] if for_host else []), stdin=subprocess.PIPE)
 
     def ensure(self) -> None:
         """Make sure that an engine executes the store's orders. Raises what `ensure_engine` raises."""
@@ -142,24 +92,21 @@ def is_expected() -> bool:
     return not select.select([_STDIN], [], [], 0)[0]
 
 
-def take_over(names: Sequence[str]) -> int:
+def take_over(names: Collection[str]) -> int:
     """Resume those of the campaigns that have no engine, and start one. Returns the exit code of a process."""
-    try:
-        settings = farm_settings.load()
-        home_log.start_log("take-over", settings.home_path / "logs")
-        with Store(settings.store_location) as store:
-            left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
-            for name in left:
-                try:
-                    control.resume(store, name, f"{name_coordinator()}, which takes over")
-                except UsageError as error:  # cancelled meanwhile
-                    _log.info("%s: %s", name, error)
-        if left:
-            ensure_engine(settings)
-    except FarmError as error:
-        _log.error("%s", error)
-        return error.exit_code
-    return 0
+    return run_logged("take-over", lambda settings: _take_over(settings, names))
+
+
+def _take_over(settings: Settings, names: Collection[str]) -> None:
+    with Store(settings.store_location) as store:
+        left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
+        for name in left:
+            try:
+                control.resume(store, name, f"{name_coordinator()}, which takes over")
+            except UsageError as error:  # cancelled meanwhile
+                _log.info("%s: %s", name, error)
+    if left:
+        ensure_engine(settings)
 
 
 _FOLLOW_S = 0.2
@@ -192,7 +139,7 @@ def wait_settled(
         now = time.monotonic()
         try:
             campaign = store.campaigns.require(name)
-            if campaign.engine is not None and not is_held(settings.home_path):
+            if campaign.engine is not None and not ENGINE.is_held(settings.home_path):
                 control.close_abandoned(store)
                 campaign = store.campaigns.require(name)
         except StoreFaultError:
@@ -207,13 +154,14 @@ def wait_settled(
             return campaign
         if now > deadline:
             raise DeadlineError(f"campaign {name} was still {campaign.state} after {timeout_s:g} s")
-        if is_held(settings.home_path) or (campaign.engine is not None and not is_here(campaign.engine)):
+        if ENGINE.is_held(settings.home_path) or (campaign.engine is not None and not is_here(campaign.engine)):
             gone_since = None
         elif gone_since is None:
             gone_since = now
         elif now - gone_since > _ENGINE_GRACE_S:
             # Submitted to an engine that was killed before it looked: no engine will take it.
-            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
+            reason = f"its engine ended{ENGINE.explain(settings.home_path)}"
+            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, reason)
         time.sleep(_FOLLOW_S)
 
 

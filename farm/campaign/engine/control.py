@@ -12,7 +12,7 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign.engine import progress
-from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
+from farm.campaign.engine.state import ENGINE, read_last_words
 from farm.errors import StoreFaultError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
@@ -105,10 +105,10 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
         if me is not None:
             return engine != me
         # The lock is read after the campaign: an engine that wrote itself there held the lock before.
-        return is_gone(engine) or (not is_here(engine) and not is_held(home))
+        return is_gone(engine) or (not is_here(engine) and not ENGINE.is_held(home))
 
     names = store.campaigns.interrupt(is_abandoned, lambda engine: read_last_words(home, engine))
-    if me is None and not is_held(home) and not store.engines.fetch_living():
+    if me is None and not ENGINE.is_held(home) and not store.engines.fetch_living():
         names += store.campaigns.interrupt_untaken()
     for name in names:
         recount_campaign(store, name)
@@ -184,10 +184,10 @@ def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignStat
             store.campaigns.note(campaign.id, state, reason)
         elif campaign.engine is not None and not is_here(campaign.engine):
             pass  # another host's engine reads it from the store
-        elif find_engine(settings.home_path) is None:
+        elif ENGINE.find(settings.home_path) is None:
             try:
                 # So that no engine begins with it meanwhile.
-                with engine_lock(settings.home_path):
+                with ENGINE.hold(settings.home_path):
                     store.campaigns.note(campaign.id, state, reason)
                 continue
             except UnavailableError:

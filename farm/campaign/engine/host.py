@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Collection
 
 from farm.closing import Closing
-from farm.connectivity.services import Services, find_services, using_services
-from farm.connectivity.services_state import was_killed
+from farm.connectivity.services import SERVICES, Services, find_services, using_services
 from farm.connectivity.tracker import Tracker
 from farm.crew.local import LocalFarm
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
@@ -68,7 +67,7 @@ class KeptServices(Closing):
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             found = find_services(self._settings)
-            if found.info != self._services.info if found else was_killed(self._settings.home_path):
+            if found.info != self._services.info if found else SERVICES.was_killed(self._settings.home_path):
                 self._begin_mending()
         return self._services.tracker
 

@@ -5,16 +5,13 @@ It ends by itself when no campaign needs it any more.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farm import settings as farm_settings
 from farm.campaign.engine import engine
 from farm.campaign.engine.client import is_expected
 from farm.campaign.engine.control import (
@@ -25,10 +22,8 @@ from farm.campaign.engine.control import (
     recount_campaign,
     run_through_outages,
 )
-from farm.campaign.engine.state import ANOTHER_RUNS, beating, engine_lock, leave_last_words, publish, withdraw
+from farm.campaign.engine.state import ENGINE, beating, leave_last_words
 from farm.errors import FarmError, TransientError, UnavailableError
-from farm.processes import home_log
-from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
@@ -51,22 +46,12 @@ def main(for_host: bool = False) -> int:
 
     `for_host`: see `engine.run_engine`.
     """
-    try:
-        settings = farm_settings.load()
-        raise_descriptor_limit()
-        home_log.start_log("engine", settings.home_path / "logs")
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(engine_lock(settings.home_path))
-            except UnavailableError as error:
-                return _fail(str(error), ANOTHER_RUNS)
-            store = stack.enter_context(Store(settings.store_location))
+
+    def work(settings: Settings) -> None:
+        with Store(settings.store_location) as store:
             serve(settings, store, functools.partial(engine.run_engine, for_host=for_host))
-    except FarmError as error:
-        return _fail(str(error), error.exit_code)
-    except OSError as error:
-        return _fail(str(error), 3)
-    return 0
+
+    return ENGINE.main(work)
 
 
 def serve(settings: Settings, store: Store, run: Run) -> None:
@@ -89,13 +74,13 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
     def carry_out() -> None:
         nonlocal empty
         while not stop.arrived and empty < _MAX_EMPTY_RUNS:
-            publish(home)
+            ENGINE.publish(home)
             _take_up(store)
             if _is_needed(store, me):
                 began = time.monotonic()
                 run(settings, store, lambda: stop.arrived, lambda text: _log.info("%s", text))
                 empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
-            withdraw(home)
+            ENGINE.withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
             if not _is_needed(store, me):
                 break
@@ -166,9 +151,3 @@ def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
         elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign) and not others):
             store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
             recount_campaign(store, campaign.name)
-
-
-def _fail(text: str, code: int) -> int:
-    _log.error("%s", text)
-    print(f"error: {text}", file=sys.stderr)
-    return code

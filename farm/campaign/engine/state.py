@@ -1,13 +1,8 @@
-"""Which process is the engine of campaigns, and whether it takes orders: a lock and a small file under FARM_HOME.
-
-The lock decides, because the kernel releases it at any end of its holder. The file says that the engine will read the
-store once more before it ends, so that no order is lost to an ending engine.
-"""
+"""The engine of campaigns as a process: one per FARM_HOME, its heartbeat, and why the last one ended."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -17,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from farm import folders
-from farm.connectivity.services_state import hold_lock, is_locked, write_whole
 from farm.errors import FarmError
+from farm.processes.home_process import HomeProcess
 from farm.processes.machine import process_identity
 from farm.settings import StoreLocation
 from farm.store import Store
@@ -41,10 +36,21 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
     if not isinstance(location, str):
         yield
         return
-    with Store(location) as store:
-        store.engines.note(me, ttl_s)
     ended = threading.Event()
-    thread = threading.Thread(target=_beat, args=(location, me, ttl_s, ended), name="farm-heartbeat", daemon=True)
+
+    def note() -> None:
+        with Store(location) as store:
+            store.engines.note(me, ttl_s)
+
+    def beat() -> None:
+        while not ended.wait(ttl_s / _BEATS_PER_TTL):
+            try:
+                note()
+            except FarmError as error:
+                _log.warning("no heartbeat could be written: %s", error)
+
+    note()
+    thread = threading.Thread(target=beat, name="farm-heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -55,73 +61,8 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
             store.engines.forget(me)
 
 
-def _beat(location: StoreLocation, me: Mapping[str, Any], ttl_s: float, ended: threading.Event) -> None:
-    while not ended.wait(ttl_s / _BEATS_PER_TTL):
-        try:
-            with Store(location) as store:
-                store.engines.note(me, ttl_s)
-        except FarmError as error:
-            _log.warning("no heartbeat could be written: %s", error)
-
-
-# The exit code of an engine that finds another one; no error of ours has it.
-ANOTHER_RUNS = 75
-_LOCK, _FILE, _WORDS = "engine.lock", "engine.json", "engine.words"
+_WORDS = "engine.words"
 _WORDS_BYTES = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineInfo:
-    """The engine's process (`farm.processes.machine.process_identity`)."""
-
-    identity: Mapping[str, Any]
-
-    @property
-    def pid(self) -> int:
-        """Its process number on this machine."""
-        return int(self.identity["pid"])
-
-
-def find_engine(home: Path) -> EngineInfo | None:
-    """Return the engine of this FARM_HOME; None where none runs, or it is starting or ending."""
-    if not is_held(home):
-        return None
-    try:
-        document = json.loads((home / _FILE).read_text())
-        return EngineInfo({**document, "pid": int(document["pid"]), "created": document["created"]})
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def is_held(home: Path) -> bool:
-    """Whether a process is the engine of this FARM_HOME, ready or not."""
-    return is_locked(home / _LOCK)
-
-
-@contextlib.contextmanager
-def engine_lock(home: Path) -> Iterator[None]:
-    """Be the engine of this FARM_HOME for the block, or keep one from starting.
-
-    Raises UnavailableError where another process is.
-    """
-    refusal = "the engine of this farm's campaigns runs already"
-    with hold_lock(home / _LOCK, refusal, "`farm campaign list` shows what it does."):
-        withdraw(home)  # left by a killed engine
-        _reserve_words(home)
-        try:
-            yield
-        finally:
-            withdraw(home)
-
-
-def publish(home: Path) -> None:
-    """Write that this process is the engine and takes orders, atomically."""
-    write_whole(home / _FILE, json.dumps(process_identity()))
-
-
-def withdraw(home: Path) -> None:
-    """Take no more orders. Earlier ones are in the store by now; the caller must look there once more."""
-    (home / _FILE).unlink(missing_ok=True)
 
 
 def leave_last_words(home: Path, reason: str) -> None:
@@ -144,9 +85,26 @@ def read_last_words(home: Path, engine: Mapping[str, Any]) -> str:
     return ""
 
 
-def _reserve_words(home: Path) -> None:
+def _reserve_words(home: Path, _: Mapping[str, Any]) -> None:
     """Reserve space for the last words. A full disk is reported by the next writer."""
     with contextlib.suppress(OSError), folders.open_private(home / _WORDS, os.O_WRONLY | os.O_TRUNC, "wb") as file:
         file.write(b" " * _WORDS_BYTES)
         file.flush()
         os.fsync(file.fileno())  # some file systems allocate at sync, not at write
+
+
+# Its file says that it will read the store once more before it ends, so that no order is lost to an ending engine.
+ENGINE = HomeProcess(
+    name="engine",
+    title="the engine of campaigns",
+    module="farm.campaign.engine",
+    refusal=("the engine of this farm's campaigns runs already", "`farm campaign list` shows what it does."),
+    # Loading TVM and Ray takes 3 s; five times that on a busy machine, and an ending engine may come first.
+    start_timeout_s=60.0,
+    # For noting campaigns, returning boards and ending Ray.
+    stop_timeout_s=30.0,
+    failure_hint="`farm doctor` examines the farm.",
+    kill_hint="`kill -9` ends it; no trial is lost, and `farm campaign resume` goes on.",
+    refused=75,  # no error of ours has it
+    begin=_reserve_words,
+)
