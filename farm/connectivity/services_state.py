@@ -261,11 +261,9 @@ def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
     # A process that can open it can lock it.
     with folders.open_private(path, os.O_RDWR, "r+b") as file:
         for _ in range(_LOCK_TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folders.try_lock(file):
                 break
-            except BlockingIOError:
-                os.sched_yield()
+            os.sched_yield()
         else:
             raise UnavailableError(refusal, hint)
         yield

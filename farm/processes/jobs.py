@@ -163,6 +163,7 @@ def _to_error(error: Exception) -> FarmError:
 
 def main(descriptor: int, parent: int) -> None:
     """The child's main function: run jobs, send answers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     connection, inbox = Connection(descriptor), queue.SimpleQueue[bytes]()
     threading.Thread(target=_listen, args=(connection, parent, inbox), name="farm-parent", daemon=True).start()
     while True:
