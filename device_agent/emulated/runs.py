@@ -23,7 +23,6 @@ from device_agent.emulated.elf import MACHINE_AARCH64, Elf, ElfError
 from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment, count_seconds
 from device_agent.session.plan import LoadError, OverrunError
 from device_agent.worker import arguments
-from device_agent.worker.engines import collect
 
 KIND = "relax.VMExecutable"
 _SYMBOL = "__tvm_ffi__library_bin"
@@ -221,6 +220,17 @@ class Execution:
             part = self._path.with_suffix(f".{os.getpid()}.npz")
             np.savez(part, *outputs)
             part.replace(self._path)
+
+
+def collect(result: Any) -> list[Any]:
+    """Copy the tensors in a result: one, or nested tuples of them; other values are dropped."""
+    if isinstance(result, np.ndarray):
+        return [result]
+    if hasattr(result, "numpy"):
+        return [result.numpy()]
+    if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
+        return []
+    return [array for item in result for array in collect(item)]
 
 
 class Kernel:

@@ -206,10 +206,10 @@ def _load(
 
         found = recorded.Execution(plan.engines, plan.emulator, spec, program, arrays)
         plan.pace.emulate(found.count, again=spec.return_outputs)
-        return found.run, collect, None
+        return found.run, runs.collect, None
     emulated = runs.Execution(plan.emulator, spec, program.read_bytes(), unstack(spec, arrays))
     plan.pace.emulate(emulated.count, again=spec.return_outputs)
-    return emulated.run, collect, emulated.profile
+    return emulated.run, runs.collect, emulated.profile
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -275,7 +275,7 @@ def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
             device.sync()
         return tensors
 
-    return run, collect
+    return run, _collect
 
 
 def _load_relax_vm(
@@ -294,7 +294,7 @@ def _load_relax_vm(
     if spec.device == protocol.CPU:
         return (
             lambda: function(*next(feeds)),
-            collect,
+            _collect,
             lambda: profile(machine, lambda: function(*next(feeds)), spec.runs),
         )
 
@@ -303,15 +303,13 @@ def _load_relax_vm(
         device.sync()  # launches are queued: without it only the queueing is timed
         return result
 
-    return run, collect, None
+    return run, _collect, None
 
 
-def collect(result: Any) -> list[NDArray[Any]]:
+def _collect(result: Any) -> list[NDArray[Any]]:
     """Copy the tensors in a result: one, or nested tuples of them; other values are dropped."""
-    if isinstance(result, np.ndarray):
-        return [result]
     if hasattr(result, "numpy"):
         return [result.numpy()]
     if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
         return []
-    return [array for item in result for array in collect(item)]
+    return [array for item in result for array in _collect(item)]

@@ -109,7 +109,7 @@ class JobProcess(Closing):
                 call = self._given.popleft()
                 try:
                     result, error = pickle.loads(answer)  # noqa: S301 - our own child's
-                except Exception as cause:  # noqa: BLE001 - whatever its import raises is the job's error
+                except Exception as cause:  # noqa: BLE001 - an error of its import is the job's error
                     result, error = None, _to_error(cause)
                 if error is None:
                     call.set_result(result)
