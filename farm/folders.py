@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import stat
@@ -33,6 +34,15 @@ def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
         os.fchmod(number, 0o600)
     return os.fdopen(number, mode)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, or its process ends; False while another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -22,7 +22,9 @@ from farm.artifacts.manifest import Artifact, Manifest, Moment, Seconds, Sha256,
 from farm.artifacts.places import new_file
 from farm.artifacts.timing import ROUNDS, Timed
 from farm.errors import PermanentError, UsageError
+from farm.evaluation import scores
 from farm.evaluation.evaluate import Scorer
+from farm.evaluation.scores import Interval
 from farm.inventory.documents import StrictModel, check_document
 from farm.selection import tie
 
@@ -44,7 +46,6 @@ _QUANTILES = {"p90": 0.9, "p99": 0.99}
 _DRAWS, _SEED = 2000, 7
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
 # A figure and both ends of its interval, equal where it is exact.
-Interval = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +170,11 @@ def _find_figure(metric: str, artifacts: Mapping[str, Artifact], timed: Timed, n
     summary, energy, about = timed.summary(name), timed.outcomes[name].energy, artifacts[name].manifest
     if metric == "latency":
         return (summary.median, summary.ci_low, summary.ci_high) if summary else None
-    if metric in _QUANTILES:  # the percentile bootstrap (Efron 1979, Annals of Statistics 7)
+    if metric in _QUANTILES:
         values = np.asarray(timed.samples[name])
         drawn = values[np.random.default_rng(_SEED).integers(0, len(values), (_DRAWS, len(values)))]
         value = float(np.quantile(values, _QUANTILES[metric]))
-        low, high = (float(each) for each in np.quantile(np.quantile(drawn, _QUANTILES[metric], 1), (0.025, 0.975)))
-        return value, min(low, value), max(high, value)
+        return scores.find_quantiles(value, np.quantile(drawn, _QUANTILES[metric], 1))
     if metric == "energy":
         if energy is None or energy.per_call_j is None or energy.per_call_ci_j is None:
             return None

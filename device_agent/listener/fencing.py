@@ -6,14 +6,13 @@ other process. `rpc.py` decides what follows for a session.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
-import os
 import socket
 from pathlib import Path
 
+from device_agent.clocks.guard import save_json
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, ProtocolError
 
 # A farm has one store; tests and newly set up coordinators add a few.
@@ -85,19 +84,12 @@ class Fences:
     def _save(self) -> None:
         if self._path is None:
             return
-        unfinished = self._path.with_name(self._path.name + ".part")
-        text = json.dumps([claim.to_dict() for claim in self._latest.values()])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())  # a token must survive a power cut, or a fenced client returns
-            unfinished.replace(self._path)
+            # A token must survive a power cut, or a fenced client returns.
+            save_json(self._path, [claim.to_dict() for claim in self._latest.values()])
         except OSError as error:
             _log.warning("%s cannot be written; until this agent ends it remembers by itself (%s)", self._path, error)
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
 
 
 class Claimant:

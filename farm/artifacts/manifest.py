@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from device_agent.protocol import CPU, GPU, ProtocolError, load_json
 from device_agent.protocol.hardware import Name
+from farm import folders
 from farm.artifacts.places import MANIFEST, new_folder
 from farm.errors import PermanentError, UsageError
 from farm.foreign import show_controls
@@ -397,9 +398,8 @@ class Artifact:
     def update(self, **changes: Any) -> None:
         """Rewrite the manifest with some fields changed."""
         self.manifest = self.manifest.model_copy(update=changes)
-        partial = self.folder / f".{NAME}.partial"
-        partial.write_text(self.manifest.to_json())
-        partial.replace(self.folder / NAME)
+        with folders.new_file(self.folder / NAME) as partial:
+            partial.write_text(self.manifest.to_json())
 
 
 def open_artifact(folder: pathlib.Path) -> Artifact:

@@ -57,9 +57,7 @@ def keep(
 def list_results(
     model: _Model = "",
     board_type: _BoardType = "",
-    kind: Annotated[
-        str, typer.Option("--kind", metavar="|".join(RESULT_KINDS), help="Only results of this command.")
-    ] = "",
+    kind: _Kind = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="Largest number shown.")] = 50,
 ) -> output.Document:
     """List kept results, the newest first."""

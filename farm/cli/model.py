@@ -24,9 +24,7 @@ from farm.search.graph import importer, pipelines
 
 @output.command
 def quantize(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
-    ],
+    model: options.Model,
     calibration: Annotated[
         str,
         typer.Option(
@@ -149,9 +147,7 @@ def fetch(
 @app.command("show")
 @output.command
 def show(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
-    ],
+    model: options.Model,
     board_type: Annotated[
         str, typer.Option("--board-type", metavar="TYPE", help="Board type whose target to use.")
     ] = "local",

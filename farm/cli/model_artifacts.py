@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 LOCAL = "local"
 _MOST_LABELS = 16 << 20
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
+Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
 
 @output.command
 def compile_(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
-    ],
+    model: options.Model,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the artifact; it is created.")],
     board_type: Annotated[
         str, typer.Option("--board-type", metavar="TYPE", help="Board type to compile for; default: local.")
@@ -113,9 +112,7 @@ def compile_(
 @output.command
 def verify(
     folder: Folder,
-    board: Annotated[
-        str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")
-    ] = LOCAL,
+    board: Board = LOCAL,
     inputs: Annotated[
         list[Path] | None,
         typer.Option("--input", metavar="X.npz", help="Inputs to check in place of seeded ones; repeatable."),

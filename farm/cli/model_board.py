@@ -19,7 +19,7 @@ from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
 from farm.cli import bench as bench_cli
 from farm.cli import board_remote, options, output, tables
-from farm.cli.model_artifacts import Folder, Wait
+from farm.cli.model_artifacts import Board, Folder, Wait
 from farm.cli.options import read_duration_s
 from farm.connectivity import addresses, host_keys, ssh
 from farm.errors import PermanentError, UsageError
@@ -51,7 +51,6 @@ def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float
     output.say(f"{name}: {max(0.0, rest_s) / median_s:.1%} of {median_s * 1e3:.3f} ms is none of theirs")
 
 
-Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[
     str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz.")
 ]

@@ -16,8 +16,8 @@ from farm.artifacts import given_model, on_board, places, running
 from farm.artifacts import task as tasks
 from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
-from farm.cli.model_artifacts import Wait, read_labels
-from farm.cli.model_board import Board, Point, read_subject
+from farm.cli.model_artifacts import Board, Wait, read_labels
+from farm.cli.model_board import Point, read_subject
 from farm.cli.options import read_duration_s
 from farm.errors import UsageError
 from farm.evaluation import datasets, variants

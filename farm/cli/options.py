@@ -77,6 +77,7 @@ def spread(
 
 
 Json = output.Json
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")

@@ -30,7 +30,6 @@ app = typer.Typer(help="Sweeps: latency, power and energy of a model over a boar
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
 Board = Annotated[str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 BoardType = Annotated[
     str | None, typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards.")
@@ -127,7 +126,7 @@ class Asked:
 @output.command
 @options.spread("asked", Asked)
 def run(
-    model: Model,
+    model: options.Model,
     asked: Asked,
     ambient: Ambient = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
@@ -151,7 +150,7 @@ def run(
 @app.command("plan")
 @output.command
 @options.spread("asked", Asked)
-def plan(model: Model, asked: Asked) -> output.Document:
+def plan(model: options.Model, asked: Asked) -> output.Document:
     """Say what `farm sweep run` would do. Points, visits, time; no board is taken."""
     goal, named = asked.read_goal()
     asked.require_board()

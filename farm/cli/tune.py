@@ -32,9 +32,7 @@ _MOST_NAMED = 6
 
 @output.command
 def tune(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")
-    ],
+    model: options.Model,
     board_type: Annotated[
         str | None, typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine.")
     ] = None,

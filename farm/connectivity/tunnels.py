@@ -10,10 +10,10 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 import paramiko
 
+from farm.closing import Closing
 from farm.connectivity.frames import RefusedError
 from farm.connectivity.ssh import SshConnection
 from farm.errors import FarmError, TransientError
@@ -163,7 +163,7 @@ class _Links:
         return len(self._links)
 
 
-class Forward:
+class Forward(Closing):
     """A local loopback port that leads to a port on the board's loopback. `address` survives reconnections.
 
     `board_ended` is set once the board hung up first or was unreachable, on any connection: before the client notices,
@@ -200,20 +200,12 @@ class Forward:
         """End the present connections and go on listening. Never blocks."""
         self._links.cut(for_good=False)
 
-    def cut(self) -> None:
+    def close(self) -> None:
         """End every connection and stop listening. Never blocks; idempotent and thread-safe."""
         if self._links.cut(for_good=True):
             _hang_up(self._listener)
 
-    close = cut
-
-    def __enter__(self) -> Forward:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cut()
+    cut = close
 
     def _accept(self) -> None:
         for client in accept_clients(self._listener):

@@ -11,8 +11,6 @@ import gzip
 import json
 import math
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import tvm
 
 from device_agent.protocol import Outcome, ProtocolError, Status
-from farm.artifacts.places import new_file
+from farm.artifacts.places import new_file, new_folder
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
@@ -191,14 +189,9 @@ def write_folder(bundle: RecordBundle, folder: Path) -> int:
     if not folder.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {folder.absolute().parent}")
     require_sound(bundle, "the store")
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
-    try:
-        part.chmod(0o755)
+    with new_folder(folder) as part:
         written = _write_database(bundle, part)
         (part / OURS).write_text(json.dumps(to_document(bundle), indent=1, allow_nan=False))
-        part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return written
 
 

@@ -109,7 +109,7 @@ class JobProcess(Closing):
                 call = self._given.popleft()
                 try:
                     result, error = pickle.loads(answer)  # noqa: S301 - our own child's
-                except Exception as cause:  # noqa: BLE001 - whatever its import raises is the job's error
+                except Exception as cause:  # noqa: BLE001 - an error of its import is the job's error
                     result, error = None, _to_error(cause)
                 if error is None:
                     call.set_result(result)
@@ -163,6 +163,7 @@ def _to_error(error: Exception) -> FarmError:
 
 def main(descriptor: int, parent: int) -> None:
     """The child's main function: run jobs, send answers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     connection, inbox = Connection(descriptor), queue.SimpleQueue[bytes]()
     threading.Thread(target=_listen, args=(connection, parent, inbox), name="farm-parent", daemon=True).start()
     while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import os
 import socket
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 import psutil
 
+from farm import folders
 from farm import settings as farm_settings
 from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
@@ -144,26 +144,21 @@ def machine_lock(wait_s: float = 0.0, say: Callable[[str], None] = lambda text: 
 def _acquire(file: IO[str], wait_s: float, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_s
     tell_at = 0.0
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _name_holder(file)
-            if time.monotonic() >= deadline:
-                raise MachineBusyError(
-                    f"another farm command is measuring on this machine: {holder}",
-                    "Two at once would spoil each other's results; wait for it to end.",
-                ) from None
-            if time.monotonic() >= tell_at:
-                tell_at = time.monotonic() + _TELL_S
-                left_s = deadline - time.monotonic()
-                say(
-                    "waiting for another farm command, which is measuring on this machine, for "
-                    f"{max(0.0, left_s):.0f} s more at most: {holder}"
-                )
-            time.sleep(_LOOK_S)
-        else:
-            return
+    while not folders.try_lock(file):
+        holder = _name_holder(file)
+        if time.monotonic() >= deadline:
+            raise MachineBusyError(
+                f"another farm command is measuring on this machine: {holder}",
+                "Two at once would spoil each other's results; wait for it to end.",
+            )
+        if time.monotonic() >= tell_at:
+            tell_at = time.monotonic() + _TELL_S
+            left_s = deadline - time.monotonic()
+            say(
+                "waiting for another farm command, which is measuring on this machine, for "
+                f"{max(0.0, left_s):.0f} s more at most: {holder}"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _name_holder(file: IO[str]) -> str:

@@ -32,6 +32,4 @@ def write_campaign_report(
         "markdown": (MARKDOWN, pages.write_markdown(page, pictures)),
         "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     }
-    pages.write_files(folder, dict(texts.values()))
-    paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
-    return paths | {each.name: str(folder / each.file) for each in pictures}
+    return pages.write_report(folder, texts, pictures)

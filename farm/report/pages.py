@@ -109,6 +109,15 @@ def write_files(folder: pathlib.Path, texts: Mapping[str, str]) -> None:
             part.write_text(text, encoding="utf-8")
 
 
+def write_report(
+    folder: pathlib.Path, texts: Mapping[str, tuple[str, str]], pictures: Sequence[Picture]
+) -> dict[str, str]:
+    """Write a report's `texts`, by kind their names and contents; return the paths of these and of its pictures."""
+    write_files(folder, dict(texts.values()))
+    paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
+    return paths | {each.name: str(folder / each.file) for each in pictures}
+
+
 def write_html(
     page: ReportPage,
     pictures: Sequence[Picture],

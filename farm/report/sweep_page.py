@@ -40,9 +40,7 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
         "csv": (CSV, sweep_csv.write_csv(document)),
         "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     }
-    pages.write_files(folder, dict(texts.values()))
-    paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
-    return paths | {picture.name: str(folder / f"{picture.name}.png") for picture in pictures}
+    return pages.write_report(folder, texts, pictures)
 
 
 def write_page(document: Document, pictures: list[Picture]) -> str:

@@ -20,6 +20,7 @@ from farm.campaign.engine import ray_calls
 from farm.campaign.engine.ray_calls import ActorLostError
 from farm.campaign.engine.ray_nodes import here
 from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.verify.programs import Replay
 from farm.errors import DeadlineError, FarmError
 from farm.processes import home_log
 from farm.processes.calls import Calls
@@ -45,15 +46,10 @@ class SearchAnswer(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason.
-
-    `job` is the argument of `replay`. `lost`: the search died.
-    """
+    """A replayed trace; `job` is the argument of `replay`."""
 
     job: Any
-    module_json: str
-    reason: str
-    lost: bool = False
+    replay: Replay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +228,7 @@ class Searches:
         if lost:
             self._restart(campaign, reason)
         if isinstance(asked, _Replay):
-            return Replayed(asked.job, answer or "", reason, lost)
+            return Replayed(asked.job, Replay(answer or None, reason, lost))
         if reason and not lost:
             self._note("search_failed", campaign, reason)
         candidates, exhausted = answer or (None, False)
@@ -289,7 +285,7 @@ class Searches:
         else:
             self._died += [SearchAnswer(each.request, None, False) for each in asked]
         replays = [each for each in dropped if isinstance(each, _Replay)]
-        self._died += [Replayed(each.job, "", "the search was restarted", lost=True) for each in replays]
+        self._died += [Replayed(each.job, Replay(None, "the search was restarted", lost=True)) for each in replays]
         self._told.drop(lambda each: each.task.campaign == campaign)
 
     def _tell(self, method: Any, task: TaskKey, *arguments: Any, opens: bool = False) -> None:

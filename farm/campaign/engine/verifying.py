@@ -23,7 +23,6 @@ from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,
     ModelWanted,
-    Replay,
     ReplayWanted,
     Request,
     RunWanted,
@@ -242,7 +241,7 @@ class Verifying:
         return self._answer(built.job, built.result)
 
     def on_replayed(self, answer: Replayed) -> None:
-        self._answer(answer.job, Replay(answer.module_json or None, answer.reason, answer.lost))
+        self._answer(answer.job, answer.replay)
 
     def on_ran(self, report: boards.Ran) -> None:
         self._answer(report.job, (report.outcome, report.outputs))

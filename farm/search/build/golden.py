@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -179,14 +178,8 @@ def _read_versions() -> dict[str, str]:
 def _locked(path: Path, deadline: float) -> Iterator[None]:
     """Hold the lock of the only builder; after `deadline` (monotonic) build anyway."""
     with folders.open_private(path, os.O_WRONLY, "wb") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(_LOCK_LOOK_S)
+        while not folders.try_lock(file) and time.monotonic() <= deadline:
+            time.sleep(_LOCK_LOOK_S)
         yield
 
 

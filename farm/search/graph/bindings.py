@@ -43,14 +43,20 @@ def fold_shapes() -> Any:
             result = evaluate(data.value.numpy(), call)
             return call if result is None else relax.const(np.asarray(result, order="C"), data.ty.dtype)
 
-    def fold(module: Any, _: Any) -> Any:
-        folder = ConstantFolder(module)
+    return mutating_pass(ConstantFolder, "FoldConstantShapes")
+
+
+def mutating_pass(make: Callable[[Any], Any], name: str) -> Any:
+    """Make a module pass of a mutator, which `make` makes of a module, over Relax functions."""
+
+    def run(module: Any, _: Any) -> Any:
+        mutating = make(module)
         for variable, function in module.functions_items():
             if isinstance(function, relax.Function):
-                folder.builder_.update_func(variable, folder.visit_expr(function))
-        return folder.builder_.get()
+                mutating.builder_.update_func(variable, mutating.visit_expr(function))
+        return mutating.builder_.get()
 
-    return tvm.transform.module_pass(fold, opt_level=0, name="FoldConstantShapes")
+    return tvm.transform.module_pass(run, opt_level=0, name=name)
 
 
 @functools.cache

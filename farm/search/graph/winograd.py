@@ -23,6 +23,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from farm.search.graph import bindings
+
 # Shape of data [n, h, w, c]; padding as top, left, bottom, right.
 Shape = tuple[int, int, int, int]
 Padding = tuple[int, int, int, int]
@@ -280,14 +282,7 @@ def use_winograd(choose: Choose, make: Make = make_function) -> Any:
             called = self.builder_.add_func(function.without_attr("global_symbol"), f"winograd{m}_conv2d")
             return relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
 
-    def run(module: Any, _: Any) -> Any:
-        rewriter = Rewriter(module)
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-        return rewriter.builder_.get()
-
-    return tvm.transform.module_pass(run, opt_level=0, name="UseWinograd")
+    return bindings.mutating_pass(Rewriter, "UseWinograd")
 
 
 def _is_eligible(attributes: Any) -> bool:
