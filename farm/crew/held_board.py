@@ -207,12 +207,16 @@ class HeldBoard:
         """End the session and all jobs soon. The board's agent restores its clocks."""
         for job in list(self._jobs):
             job.cancel()
-        return self._loop.start_task_soon(self._session.aclose)
+        return self._loop.start_task_soon(self._end)
 
     def stop(self) -> None:
         """End the session and all jobs. Safe to call twice."""
         with contextlib.suppress(FutureTimeoutError):
             self.hang_up().result(_STOP_TIMEOUT_S)
+
+    async def _end(self) -> None:
+        with anyio.move_on_after(_STOP_TIMEOUT_S):
+            await self._session.aclose()
 
     async def _work(self, request: Request) -> Ended:
         async with self._turn:

@@ -92,10 +92,14 @@ class LeaseKeeper(Closing):
         self.note_renewal(lease, time.monotonic())
         self._renewals = _Renewals.add(location, self)
 
-    def close(self) -> None:
-        """Return the lease, if it is still ours. Safe to call twice."""
+    def leave(self) -> None:
+        """Have the lease returned, if it is still ours, without waiting. From any thread. Safe to call twice."""
         self.is_wanted = False
         self._renewals.changed.set()
+
+    def close(self) -> None:
+        """Return the lease, if it is still ours. Safe to call twice."""
+        self.leave()
         self.closed.wait(_CLOSE_TIMEOUT_S)
 
     def find_end(self, store: Store) -> str:
@@ -244,20 +248,20 @@ class LeasedBoard:
         )
         taken = functools.partial(store.leases.acquire, self.name, name_owner(), purpose)
         lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
-        self._keeper = LeaseKeeper(store.location, lease, ours=reserved is None)
+        self.keeper = LeaseKeeper(store.location, lease, ours=reserved is None)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._keeper.close)
+            undo.callback(self.keeper.leave)
             store.events.add("board_taken", key, f"lease {lease.token}, {purpose}")
             undo.pop_all()
 
     @property
     def lease(self) -> Lease:
-        return self._keeper.lease
+        return self.keeper.lease
 
     @property
     def over(self) -> str:
         """Why it has to be left, as far as is known; "" while it is ours."""
-        return self._keeper.reason if self._keeper.lost.is_set() else self._over
+        return self.keeper.reason if self.keeper.lost.is_set() else self._over
 
     def find_end(self, rows: Mapping[str, BoardInfo]) -> str:
         """Return why it has to be left, given the store's rows of boards by name; "" where it may be used."""
@@ -270,7 +274,7 @@ class LeasedBoard:
 
     def confirm(self) -> bool:
         """Check anew whether it is still ours and connected; if not, `over` says why."""
-        trouble = self._keeper.find_end(self._store)
+        trouble = self.keeper.find_end(self._store)
         if not trouble and self._find_tracker is not None:
             trouble = find_outage(self._find_tracker())
         self._over = self._over or trouble
@@ -292,4 +296,4 @@ class LeasedBoard:
 
     def give_back(self) -> None:
         """Return the lease. Waits for the store. Safe to call twice."""
-        self._keeper.close()
+        self.keeper.close()

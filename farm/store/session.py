@@ -53,7 +53,14 @@ class StoreSession(Closing):
 
     @contextlib.contextmanager
     def writing(self, durably: bool = False) -> Iterator[sa.Connection]:
-        """`durably`: the write survives a power cut once this returns."""
+        """`durably`: the write survives a power cut once this returns.
+
+        Inside another block it is a part of that one, and undone alone where it raises.
+        """
+        if (outer := self._writer) is not None:
+            with database.translated(self.database), outer.begin_nested():
+                yield outer
+            return
         with database.translated(self.database), self.database.writing(durably) as connection:
             self._writer = connection
             try:

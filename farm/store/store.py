@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from farm.closing import Closing
 from farm.settings import StoreLocation
 from farm.store.boards import Boards, GoldenSamples
@@ -26,7 +29,7 @@ class Store(Closing):
     """The farm's memory in one database. Safe for several processes; one thread per instance.
 
     `store.boards.require(name)`: each part has the queries on its tables. Methods take and return the farm's own
-    values. Each write is one transaction.
+    values. Each write is one transaction, but `together`.
     """
 
     def __init__(self, opened: StoreLocation | StoreSession) -> None:
@@ -43,6 +46,12 @@ class Store(Closing):
         self.imports = Imports(db, self.workloads, self.trials, self.records)
         self.sweeps, self.results = Sweeps(db), Results(db)
         self.events, self.pruning = Events(db), Pruning(db)
+
+    @contextlib.contextmanager
+    def together(self, durably: bool = False) -> Iterator[None]:
+        """Make the writes of a block one transaction. Keep it short: others wait for their turn to write."""
+        with self.session.writing(durably):
+            yield
 
     def close(self) -> None:
         self.session.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -21,7 +20,7 @@ from farm.crew.leased_board import free_orphans
 from farm.crew.queue_entry import QueueEntry, describe, read_queue
 from farm.crew.queue_rules import QueuePlan
 from farm.crew.site import find_outage
-from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
+from farm.errors import BoardUnsafeError, StoreFaultError, TransientError, UnavailableError, UsageError
 from farm.store import Store
 from farm.types.documents import BoardInfo
 from farm.values import BoardRequest, State, WorkKind
@@ -32,6 +31,8 @@ _TTL_S = 30.0
 _LOOK_S = 0.5
 # A look reads all boards: the next one comes after this many times as long as one took.
 _REST = 10.0
+# Boards that are leased in one transaction.
+_TAKEN_AT_ONCE = 50
 # For releasing all leases at the engine's end; leases left after that expire.
 _CLOSE_TIMEOUT_S = 4.0
 # What taking a board may raise; any other error is a bug and ends the engine.
@@ -149,7 +150,7 @@ class BoardKeeping:
         self._paused: dict[str, float] = {}
         self._look_at = 0.0
         self._events: list[BoardEvent] = []
-        self._closing: list[threading.Thread] = []
+        self._closing: list[EngineBoard] = []
         self._trouble = ""
         self._queue = TrialQueue(store)
         # Boards that another user gets next.
@@ -183,20 +184,19 @@ class BoardKeeping:
     def close(self) -> None:
         """Leave every board. Waits some seconds at most; leases not returned by then expire."""
         for held in self._held.values():
-            held.hang_up()
             self._give_back(held)
         self._held.clear()
         self._queue.close()
         self._host.close()
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        for thread in self._closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for held in self._closing:
+            held.keeper.closed.wait(max(0.0, deadline - time.monotonic()))
 
     def _look(self, now: float) -> bool:
         """Leave boards that are unfit or no longer wanted, and take free ones; at most once an interval."""
         if now < self._look_at:
             return False
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        self._closing = [held for held in self._closing if not held.keeper.closed.is_set()]
         self._look_at = now + _LOOK_S
         self._look_after_host()
         rows = {row.name: row for row in self._store.boards.fetch()}
@@ -272,15 +272,30 @@ class BoardKeeping:
         if tracker is not None and not trouble:
             self._lease(free, rows, tracker)
 
-    def _lease(self, names: Collection[str], rows: Mapping[str, BoardInfo], tracker: Tracker | None) -> None:
+    def _lease(self, names: Sequence[str], rows: Mapping[str, BoardInfo], tracker: Tracker | None) -> None:
         """Lease boards at a tracker; None: this machine."""
-        mark = self._store.trials.fetch_mark()
-        for name in names:
-            host = self._host if tracker is None else None
+        mark, host = self._store.trials.fetch_mark(), self._host if tracker is None else None
+        for first in range(0, len(names), _TAKEN_AT_ONCE):
+            taken: list[EngineBoard] = []
             try:
-                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, mark, host)
-            except _NOT_TAKEN as error:  # another user was faster, or the store is busy
-                _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
+                with self._store.together(durably=True):
+                    for name in names[first : first + _TAKEN_AT_ONCE]:
+                        try:
+                            board = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, mark, host)
+                        except StoreFaultError:
+                            raise
+                        except _NOT_TAKEN as error:  # another user was faster
+                            _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
+                        else:
+                            taken.append(board)
+                for board in taken:  # the store knows its token before the board does
+                    board.start_session()
+                    self._held[board.name] = board
+            except _NOT_TAKEN as error:  # the store is busy
+                _log.info("no board is taken: %s", error.message)
+                for board in taken:
+                    if board.name not in self._held:
+                        board.give_back()
 
     def _lose(self, held: EngineBoard, reason: str, alone: bool) -> None:
         """Report a board that failed, and with it the measurement that ran there.
@@ -307,13 +322,10 @@ class BoardKeeping:
             self._paused[held.name] = time.monotonic() + pause_s
         held.note_leaving(reason)
         self._note(f"left {held.name}: {reason}")
-        held.hang_up()
         self._give_back(held)
         if held.arrived:
             self._events.append(Left(held.name, reason, doubted_after))
 
     def _give_back(self, held: EngineBoard) -> None:
-        """Return the lease on a thread: the store may be busy."""
-        thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
-        thread.start()
-        self._closing.append(thread)
+        held.give_back()
+        self._closing.append(held)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import threading
 import time
@@ -152,7 +151,7 @@ class EngineBoard(LeasedBoard):
         mark: int,
         host: HostBoard | None = None,
     ) -> None:
-        """Take the lease and begin to open a session, without waiting. Each answer rings `bell`.
+        """Take the lease; `start_session` is to follow. Each answer rings `bell`.
 
         `mark` is the store's now (`store.trials.fetch_mark`). `host` is this machine where it is the board; its tracker
         is used then. Raises what `LeasedBoard` raises.
@@ -172,10 +171,7 @@ class EngineBoard(LeasedBoard):
         self.blame = Blame(self)
         self._like = {"board_type": self.board_type, "simulated": row.simulated}
         self.session: HeldBoard | None = None
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.give_back)
-            self.start_session()
-            undo.pop_all()
+        self.connecting: Future[Ended] | None = None
 
     @property
     def can_change(self) -> bool:
@@ -194,7 +190,7 @@ class EngineBoard(LeasedBoard):
         if self.session is not None:
             self.session.hang_up()
         self.session = HeldBoard()
-        self.connecting: Future[Ended] | None = self._ask(opening(REQUEST_TIMEOUT_S))
+        self.connecting = self._ask(opening(REQUEST_TIMEOUT_S))
         for call in list(self.calls):
             if call.revoked:
                 self.calls.remove(call)
@@ -213,7 +209,7 @@ class EngineBoard(LeasedBoard):
             self.calls[0].began_s = time.monotonic()
 
     def _ask(self, job: Job, point: OperatingPoint | None = None) -> Future[Ended]:
-        assert self.session is not None  # since `__init__`
+        assert self.session is not None  # since `start_session`
         reopen_s = None if point is None else REQUEST_TIMEOUT_S
         where = Address(self.tracker, self.key, self.lease)
         answer = self.session.ask(Request(where, job, point, reopen_s, self._like))
@@ -230,13 +226,9 @@ class EngineBoard(LeasedBoard):
         if self.host is None:
             super().observe(kind, detail)
 
-    def hang_up(self) -> None:
-        """End the session without waiting; the board's agent restores its clocks."""
-        if self.session is not None:
-            self.session.hang_up()
-
     def give_back(self) -> None:
-        """End the session, then return the lease. Waits for both. Safe to call twice."""
-        if self.session is not None:
-            self.session.stop()
-        super().give_back()
+        """End the session, and then return the lease, without waiting; the board's agent restores its clocks."""
+        if self.session is None:
+            self.keeper.leave()
+        else:
+            self.session.hang_up().add_done_callback(lambda _: self.keeper.leave())
