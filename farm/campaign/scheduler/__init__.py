@@ -1,1 +1,1 @@
-"""Decide what the fleet does next, for all campaigns: plain state, pure rules, and a worker that carries them out."""
+"""Decide what the fleet does next, for all campaigns. Plain state, pure rules, and a worker that carries them out."""
