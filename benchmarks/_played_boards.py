@@ -18,21 +18,18 @@ _MAGIC, _PUT, _UPDATE_INFO = 0x2F271, 3, 5
 
 async def play(tracker: tuple[str, int], names: list[str], takes_s: float) -> None:
     """Play boards until the process is ended; a measurement takes `takes_s`."""
-    boards = [PlayedBoard(name, "jetson-nano", takes_s) for name in names]
-    by_key = {board.key: board for board in boards}
+    room = asyncio.Semaphore(16)  # TVM's tracker refuses a crowd
+    await asyncio.gather(*(_play(PlayedBoard(name, "jetson-nano", takes_s), tracker, room) for name in names))
 
+
+async def _play(board: PlayedBoard, tracker: tuple[str, int], room: asyncio.Semaphore) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection's key says which board is meant; a fence names none, and any of them takes it."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            key = await read_key(reader)
-            board = by_key.get(key.removeprefix("client:").rpartition(":")[0], boards[0])
-            await board.serve(reader, writer, key)
+            await board.serve(reader, writer, await read_key(reader))
         writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=4096)
-    port = server.sockets[0].getsockname()[1]
-    room = asyncio.Semaphore(16)  # TVM's tracker refuses a crowd
-    await asyncio.gather(*(_offer(board, tracker, port, room) for board in boards))
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    await _offer(board, tracker, server.sockets[0].getsockname()[1], room)
 
 
 async def _offer(board: PlayedBoard, tracker: tuple[str, int], port: int, room: asyncio.Semaphore) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 import types
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import _campaigns
@@ -172,10 +173,9 @@ def text_of(size: int, number: int) -> str:
 class Searches:
     """Stands in for the searches: always has new candidates."""
 
-    pending: Sequence[Any] = ()
-
     def __init__(self, note: Any, logs: Any) -> None:
         self._answers: list[Any] = []
+        self.pending: list[Future[None]] = []
         self._number = 0
 
     def open(self, plan: Any) -> None: ...
@@ -199,20 +199,21 @@ class Searches:
             number, name = self._number, hashlib.sha256(str(self._number).encode()).hexdigest()
             made.append(Candidate(task.workload, name, (), text_of(TRACE_BYTES, number), text_of(MODULE_BYTES, number)))
         self._answers.append(SearchAnswer(request, made, False))
+        self.pending = [over()]
 
     def poll(self) -> list[Any]:
-        answers, self._answers = self._answers, []
+        answers, self._answers, self.pending = self._answers, [], []
         return answers
 
 
 class Compilers:
     """Stands in for the compilers."""
 
-    workers = 4
-    pending: Sequence[Any] = ()
+    workers = 16
 
     def __init__(self) -> None:
         self._done: list[Any] = []
+        self.pending: list[Future[None]] = []
 
     def submit(self, job: Any, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         from device_agent.protocol import Status
@@ -222,21 +223,30 @@ class Compilers:
         library = text_of(LIBRARY_BYTES, job).encode()
         result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3)
         self._done.append(BuildAnswer(job, result, False))
+        self.pending = [over()]
 
     def poll(self) -> list[Any]:
-        done, self._done = self._done, []
+        done, self._done, self.pending = self._done, [], []
         return done
+
+
+def over() -> Future[None]:
+    """A call that is done."""
+    call: Future[None] = Future()
+    call.set_result(None)
+    return call
 
 
 class Crew:
     """Stands in for the boards: each measurement has ended when it is next asked for."""
 
-    pending: Sequence[Any] = ()
     reference_s = 0.0
 
     def __init__(self, count: int) -> None:
         from farm.campaign.engine.boards import Arrived
+        from farm.campaign.engine.engine_board import Bell
 
+        self.bell = Bell()
         self._events: list[Any] = [
             Arrived(f"nano-{index + 1}", TYPE, {}, {"simulated": True}) for index in range(count)
         ]

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from device_agent.protocol import (
     Description,
@@ -38,6 +39,10 @@ from farm.values import Lease
 T = TypeVar("T")
 # For the loop to end what runs there.
 _STOP_TIMEOUT_S = 3.0
+# A tracker, and this loop, are late where a thousand boards are opened together. The wait for room has no deadline of
+# its own: those before it have.
+_MOST_OPENED_AT_ONCE = 64
+_room: RunVar[anyio.Semaphore] = RunVar("room for opening sessions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +86,10 @@ class Session:
         now = (where.key, where.lease.token if where.lease else None)
         if self._session is None or self.description is None or now != self._of:
             await self.aclose()
-            session = await BoardSession.open(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
+            room = _room.get(None) or anyio.Semaphore(_MOST_OPENED_AT_ONCE)
+            _room.set(room)
+            async with room:
+                session = await BoardSession.open(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
             if different := find_difference(session.description.to_dict(), self._like):
                 await session.aclose()
                 raise UnavailableError(f"{self.name} cannot go on with this run: {different}")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import struct
+import time
+import weakref
+from typing import Any
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -20,6 +24,9 @@ from farm.values import Lease
 FENCE_TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 16
 _MAX_TEXT = 200
+# A tracker tells of all its agents at once: a thousand boards that are opened together would ask a thousand times.
+_KNOWN_S = 1.0
+_agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def to_claim(lease: Lease) -> LeaseClaim:
@@ -30,14 +37,16 @@ def to_claim(lease: Lease) -> LeaseClaim:
 async def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:
     """Return the address of the agent with this key from the tracker; None where none has registered.
 
-    Raises what `Tracker.fetch_summary` raises.
+    What the tracker told a moment ago is used again. Raises what `Tracker.fetch_summary` raises.
     """
-    found = None
-    for info in (await tracker.fetch_summary(timeout_s)).get("server_info", ()):
-        host, port = info.get("addr") or (None, None)
-        if info.get("key") == f"server:{key}" and host and port:
-            found = (str(host), int(port))  # the last to register: an older one may be dead without being known to be
-    return found
+    at_s, agents = _agents.get(tracker, (-math.inf, {}))
+    if key not in agents or time.monotonic() - at_s > _KNOWN_S:
+        infos = (await tracker.fetch_summary(timeout_s)).get("server_info", ())
+        # The last to register: an older one may be dead without being known to be.
+        agents = {str(each.get("key")).removeprefix("server:"): each.get("addr") for each in infos}
+        _agents[tracker] = time.monotonic(), agents
+    host, port = agents.get(key) or (None, None)
+    return (str(host), int(port)) if host and port else None
 
 
 async def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = FENCE_TIMEOUT_S) -> ClaimReport:
