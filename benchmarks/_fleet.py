@@ -17,7 +17,7 @@ from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, Request, Task
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
 from farm.errors import InternalError
 from farm.search.candidates import Candidate
 from farm.values import DEFAULT_POINT
@@ -255,7 +255,7 @@ class Simulation:
 
     # The scheduler's worker. Raises InternalError where a trial is counted twice, or was never proposed.
 
-    def search(self, request: Request) -> None:
+    def search(self, request: SearchRequest) -> None:
         end_s = self.now_s + self._vary(self._fleet.search_s)
         if self._happens(self._fleet.chances.search_failed):
             self.at(end_s, events.search_failed, self.state, request.number)

@@ -45,10 +45,10 @@ UNTUNED_JSON = json.dumps({"candidate": "untuned", "latency_s": 0.01})
 ARGUMENTS = (((4,), "float32"),)
 
 
-class Reference(Future[Any]):
+class PlayedCall(Future[Any]):
     """In place of Ray's, and of the future of one."""
 
-    def future(self) -> Reference:
+    def future(self) -> PlayedCall:
         return self
 
 
@@ -58,7 +58,7 @@ class Actor:
     def __init__(self, played: World, of: Any, takes_s: float, dies: float) -> None:
         self._world, self._of, self._takes_s, self._dies = played, of, takes_s, dies
         self._free_s = 0.0
-        self._open: list[Reference] = []
+        self._open: list[PlayedCall] = []
         self._is_dead = False
 
     def __getattr__(self, name: str) -> Any:
@@ -71,8 +71,8 @@ class Actor:
         for reference in failed:
             reference.set_exception(_ERRORS.RayActorError())
 
-    def _call(self, work: Callable[..., Any], arguments: Sequence[Any]) -> Reference:
-        reference, draw = Reference(), self._world.random
+    def _call(self, work: Callable[..., Any], arguments: Sequence[Any]) -> PlayedCall:
+        reference, draw = PlayedCall(), self._world.random
         self._open.append(reference)
         if self._is_dead:
             self.end()
@@ -81,7 +81,7 @@ class Actor:
         self._world.call_at(self._free_s, self._answer, reference, work, arguments, draw.random() < self._dies)
         return reference
 
-    def _answer(self, reference: Reference, work: Callable[..., Any], arguments: Sequence[Any], dies: bool) -> None:
+    def _answer(self, reference: PlayedCall, work: Callable[..., Any], arguments: Sequence[Any], dies: bool) -> None:
         if dies:
             self.end()
         if not self._is_dead:

@@ -11,7 +11,7 @@ from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, Request, Task, to_campaign
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task, to_campaign
 from farm.search.candidates import Candidate
 from farm.types.campaigns import WorkloadOrder
 from tests.unit.campaign_orders import SEARCH, make_order, make_type
@@ -57,7 +57,7 @@ class Recorder:
     def __init__(self) -> None:
         self.acts: list[Act] = []
 
-    def search(self, request: Request) -> None:
+    def search(self, request: SearchRequest) -> None:
         self.acts.append(Act("search", request.task.key, request=request.number, count=request.count))
 
     def drop(self, task: Task, candidate: Candidate, banned: str) -> None:

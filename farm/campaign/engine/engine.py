@@ -27,7 +27,7 @@ from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, Request, Task
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
 from farm.campaign.scheduler.values import SchedulerSettings
 from farm.campaign.scheduler.values import Status as CampaignStatus
 from farm.errors import InternalError
@@ -149,7 +149,7 @@ class CampaignEngine:
         for built in self._compilers.poll():
             if not self._verifying.on_built(built):
                 self._on_built(built)
-        self._write_counted()  # before a search that starts again is told what is known
+        self._write_counted()  # before a search that starts again reads what is known
         for answer in self._searches.poll():
             if isinstance(answer, searches.Replayed):
                 self._verifying.on_replayed(answer)
@@ -232,7 +232,7 @@ class CampaignEngine:
 
     # What to do: the scheduler's worker
 
-    def search(self, request: Request) -> None:
+    def search(self, request: SearchRequest) -> None:
         self._searches.ask(request.number, request.task.key, request.count)
 
     def build(self, job: Job) -> None:

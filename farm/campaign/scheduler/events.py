@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler.fleet import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, FleetState, expect_with, mean_with
-from farm.campaign.scheduler.state import BoardEntry, CampaignEntry, Job, Pool, Request, Task
+from farm.campaign.scheduler.state import BoardEntry, CampaignEntry, Job, Pool, SearchRequest, Task
 from farm.campaign.scheduler.values import GOING, NO_LABELS, OVER, Status
 from farm.errors import UsageError
 from farm.types.campaigns import Budget
@@ -230,7 +230,7 @@ def search_failed(fleet: FleetState, number: int, reason: str = "") -> None:
         fleet.end_search(task, f"its search failed {task.search_losses} times{why}")
 
 
-def _end_request(fleet: FleetState, number: int) -> Request | None:
+def _end_request(fleet: FleetState, number: int) -> SearchRequest | None:
     request = fleet.requests.pop(number, None)
     if request is not None:
         task = request.task

@@ -18,7 +18,7 @@ from farm.campaign.scheduler.state import (
     Job,
     Lane,
     Pool,
-    Request,
+    SearchRequest,
     Task,
     Worker,
 )
@@ -78,7 +78,7 @@ class FleetState:
     pools: dict[tuple[str, frozenset[str]], Pool] = dataclasses.field(default_factory=dict)
     campaigns: dict[str, CampaignEntry] = dataclasses.field(default_factory=dict)
     lanes: list[Lane] = dataclasses.field(default_factory=list)
-    requests: dict[int, Request] = dataclasses.field(default_factory=dict)
+    requests: dict[int, SearchRequest] = dataclasses.field(default_factory=dict)
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
     assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
     owner_board_s: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -13,7 +13,7 @@ import collections
 from farm.campaign.scheduler.dispatch import begin_measuring, dispatch, end_measuring, may_prepare, plan_queues
 from farm.campaign.scheduler.fleet import BUILDING, FleetState
 from farm.campaign.scheduler.priority import PrioritySettings, decide_next
-from farm.campaign.scheduler.state import CampaignEntry, Lane, Pool, Request, Task
+from farm.campaign.scheduler.state import CampaignEntry, Lane, Pool, SearchRequest, Task
 from farm.campaign.scheduler.values import GOING, Status
 
 
@@ -62,7 +62,7 @@ def _ask(fleet: FleetState, lane: Lane, wanted: int) -> bool:
         fleet.replan(lane)
         return False
     task, count = tasks[decided[0]], decided[1]
-    request = Request(fleet.new_number(), task, count, fleet.now_s)
+    request = SearchRequest(fleet.new_number(), task, count, fleet.now_s)
     fleet.requests[request.number] = request
     task.asked, task.exhausted = task.asked + count, True
     campaign.open += count

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Worker(Protocol):
     """Carries out what the scheduler decides, at once; `events` takes the answers. No call may change the fleet."""
 
-    def search(self, request: Request) -> None:
+    def search(self, request: SearchRequest) -> None:
         """Request candidates; `proposed` or `search_failed` is the answer."""
 
     def build(self, job: Job) -> None:
@@ -209,7 +209,7 @@ class Task(WorkloadState):
 
 
 @dataclasses.dataclass(eq=False)
-class Request:
+class SearchRequest:
     """Candidates requested of a search. `count` shrinks with the budget."""
 
     number: int
