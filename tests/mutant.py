@@ -25,11 +25,16 @@ class Mutant(NamedTuple):
 MUTANTS = {
     # Leases and claims
     "a lapsed lease is renewed": Mutant(
-        "store/leases.py", "if row is None or has_lapsed(row, now):", "if row is None:", None
+        "store/leases.py", ".where(chosen, ~now.find_lapsed(table))", ".where(chosen)", None
     ),
-    "a lease is not renewed": Mutant("crew/leased_board.py", "                    self._renew(store)\n", "", None),
+    "a lease is not renewed": Mutant(
+        "crew/leased_board.py",
+        "store.leases.renew_all(list(leases.values()), watched)",
+        "{each: each for each in leases.values()}",
+        None,
+    ),
     "a lease is never given back": Mutant(
-        "crew/leased_board.py", "                store.leases.release(self._lease)\n", "                pass\n", 1
+        "crew/leased_board.py", "            store.leases.release(self.lease)\n", "            pass\n", 1
     ),
     "two engines take one campaign": Mutant(
         "store/campaigns.py",
