@@ -117,4 +117,4 @@ def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store, monkeyp
     monkeypatch.setattr(store.events, "add", refuse)
     with pytest.raises(TransientError, match="busy"):
         LeasedBoard(store, "jetson-nano/nano", "sweep", None)
-    store.leases.acquire("nano", "right", "tuning")
+    wait_until(lambda: store.boards.require("nano").lease is None, "the lease to be given back")
