@@ -88,7 +88,7 @@ MUTANTS = {
         "campaign/scheduler/fleet.py",
         "        if not job.assignments:\n            self.queue(job, AGAIN)",
         "        pass",
-        2,
+        3,
     ),
     "trials are not given back": Mutant(
         "campaign/scheduler/fleet.py", "        campaign.open -= count\n        self.may", "        self.may", 3
@@ -98,13 +98,13 @@ MUTANTS = {
         "campaign/engine/orders.py",
         "        return [(each.candidate, each.trace_json, each.median_s) for each in known]",
         "        return []",
-        3,
+        2,
     ),
     "a restarted search forgets what is under way": Mutant(
         "campaign/engine/orders.py",
         "        return [(each.hash, each.trace_json) for each in candidates]",
         "        return []",
-        3,
+        2,
     ),
     "requests of a dead search are lost": Mutant(
         "campaign/engine/searches.py", "            self._again += asked\n", "            pass\n", 3
