@@ -102,10 +102,12 @@ class Crew(Closing):
     @contextlib.contextmanager
     def _live(self) -> Iterator[None]:
         with Store(self._location) as self.store, contextlib.ExitStack() as stack:
-            yield
-            for board, held in self._held.items():  # if one of them raises, all are still closed
-                stack.push(held)
-                board.hang_up()  # all at once, so that closing waits for none
+            try:
+                yield
+            finally:
+                for board, held in self._held.items():  # if one of them raises, all are still closed
+                    stack.push(held)
+                    board.hang_up()  # all at once, so that closing waits for none
 
 
 def wait_for(future: Future[T]) -> T:
