@@ -85,11 +85,9 @@ class HomeProcess:
         # A process that can open it can lock it.
         with folders.open_private(home / f"{self.name}.lock", os.O_RDWR, "r+b") as file:
             for _ in range(_LOCK_TRIES):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if folders.try_lock(file):
                     break
-                except BlockingIOError:
-                    os.sched_yield()
+                os.sched_yield()
             else:
                 error = UnavailableError(*self.refusal)
                 error.exit_code = self.refused
@@ -104,10 +102,7 @@ class HomeProcess:
 
     def publish(self, home: Path, **about: Any) -> None:
         """Write this process's identity and `about` it, atomically, in a file of mode 0600: it takes requests."""
-        part = home / f".{self.name}.json.{os.getpid()}"
-        with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
-            file.write(json.dumps(process_identity() | about))
-        part.replace(home / f"{self.name}.json")
+        folders.write_private(home / f"{self.name}.json", json.dumps(process_identity() | about))
 
     def withdraw(self, home: Path) -> None:
         """Take no more requests."""
