@@ -19,10 +19,10 @@ from farm.search import tvm_env
 from farm.search.candidates import Candidate
 from farm.search.cores import core_of
 from farm.search.families import rule
-from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
+from farm.search.tuners.campaign_search import CampaignSearch
 from farm.search.tuners.correction import Correction, Lesson, Plans
-from farm.search.tuners.cost_model import derive_traits
 from farm.search.tuners.schedule_space import FamilySketch
+from farm.search.tuners.tasks import SearchTask, derive_traits
 from farm.values import Workload
 
 WITHIN = 1.05

@@ -122,8 +122,8 @@ def make_probes(base: Any, model: Any, board_type: Any) -> list[Probe]:
     from farm.search import tvm_env
     from farm.search.build import builder
     from farm.search.target import host_target
-    from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
-    from farm.search.tuners.cost_model import derive_traits
+    from farm.search.tuners.campaign_search import CampaignSearch
+    from farm.search.tuners.tasks import SearchTask, derive_traits
 
     _machine.say("making probes")
     tvm_env.load()

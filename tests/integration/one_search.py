@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farm.search.candidates import Candidate
-from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
-from farm.search.tuners.cost_model import derive_traits
+from farm.search.tuners.campaign_search import CampaignSearch
+from farm.search.tuners.tasks import SearchTask, derive_traits
 from farm.values import Workload
 
 

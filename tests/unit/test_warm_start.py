@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.search.tuners.cost_model import SampleGroup, Traits, derive_traits
-from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
+from farm.search.tuners.cost_model import SampleGroup
+from farm.search.tuners.tasks import ForeignTrial, Traits, derive_traits
+from farm.search.tuners.warm_start import WarmStart, choose, cross_validate, spearman
 from farm.values import Workload
 
 ROWS, COLUMNS = 3, 12

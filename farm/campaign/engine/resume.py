@@ -15,8 +15,7 @@ from farm.campaign.scheduler.state import CampaignEntry, Task
 from farm.campaign.scheduler.values import TaskKey
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
-from farm.search.tuners import campaign_search
-from farm.search.tuners.cost_model import Traits, derive_traits
+from farm.search.tuners.tasks import ForeignTrial, SearchTask, Traits, derive_traits
 from farm.store import Store
 from farm.store.totals import CountedTrial
 from farm.store.trials import CandidateKey
@@ -30,11 +29,11 @@ _TRIALS_PER_SOURCE = 40
 _load_types = functools.cache(load_board_types)
 
 
-def to_search_task(workload: Workload, task: Task) -> campaign_search.SearchTask:
+def to_search_task(workload: Workload, task: Task) -> SearchTask:
     """Build a search's task from its workload."""
     key, of_type = task.key, task.lane.of_type
     traits = find_traits(key.board_type, of_type.target, of_type.threads, of_type.points.get(key.point))
-    return campaign_search.SearchTask(workload, key.board_type, key.point, traits)
+    return SearchTask(workload, key.board_type, key.point, traits)
 
 
 def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
@@ -50,7 +49,7 @@ def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point:
     return derive_traits(config, threads, float(cpu_hz), float(memory_hz))
 
 
-def fetch_foreign(store: Store, task: Task) -> list[campaign_search.ForeignTrial]:
+def fetch_foreign(store: Store, task: Task) -> list[ForeignTrial]:
     """Return good trials of workloads of the same operator kind at other tasks.
 
     For real boards, trials of simulated boards with the same core fill the places that are left.
@@ -71,7 +70,7 @@ def fetch_foreign(store: Store, task: Task) -> list[campaign_search.ForeignTrial
         rows += [row for row in priced if row.workload.target.get("mtriple") == of_type.target.get("mtriple")]
     points = {text: point for each in task.lane.campaign.order.types for text, point in each.points.items()}
     return [
-        campaign_search.ForeignTrial(
+        ForeignTrial(
             row.workload,
             row.board_type,
             row.operating_point,

@@ -6,7 +6,6 @@ that gets the next trial.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -16,14 +15,12 @@ from farm.errors import UsageError
 from farm.search.candidates import Candidate
 from farm.search.tuners import strategies
 from farm.search.tuners.correction import Correction
-from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Traits, Trees
+from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
-from farm.search.tuners.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
-from farm.values import Workload
-
-__all__ = ["TUNERS", "CampaignSearch", "Candidate", "ForeignTrial", "SearchTask", "Traits", "WarmStart"]
+from farm.search.tuners.tasks import ForeignTrial, SearchTask
+from farm.search.tuners.warm_start import Foreign, ForeignSpaces, WarmStart
 
 TUNERS = ("random", "ga", "xgb", "droplet", "grid")
 # Results of a task before its own model ranks, or the best have offspring. Against 16, 8 found better schedules after
@@ -36,16 +33,6 @@ _WARMUP_OTHERS = 64
 _COMMITTEE = 4
 # Weight of candidates of other tasks relative to a task's own, and the number of them that suffices.
 _WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchTask:
-    """A workload for boards of one type at one operating point, with the `traits` of both."""
-
-    workload: Workload
-    board_type: str
-    point: str
-    traits: Traits
 
 
 class _Task:

@@ -6,51 +6,12 @@ It learns from measurements only: board and farm faults never reach it, and a fa
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xgboost
-
-from farm.inventory.core_types import find_core_type
-
-
-@dataclasses.dataclass(frozen=True)
-class Traits:
-    """A CPU at an operating point; zero stands for unknown.
-
-    `cores` run a candidate. Caches are per core (`l1_bytes`, data) or per cluster (`l2_bytes`, `l3_bytes`).
-    """
-
-    cores: int = 0
-    cpu_freq_hz: float = 0.0
-    memory_freq_hz: float = 0.0
-    vector_bits: int = 0
-    l1_bytes: int = 0
-    l2_bytes: int = 0
-    l3_bytes: int = 0
-
-    def to_vector(self) -> tuple[float, ...]:
-        """Return the traits as features: log2, since ratios matter; unknown is 0."""
-        return tuple(math.log2(value) if value > 0 else 0.0 for value in dataclasses.astuple(self))
-
-
-def derive_traits(
-    target: Mapping[str, Any], cores: int | None = None, cpu_freq_hz: float = 0.0, memory_freq_hz: float = 0.0
-) -> Traits:
-    """Derive traits from TVM's target in dict form and the clocks of the operating point, 0 where unknown.
-
-    `cores` is the number that runs a candidate where it is not all of the target's.
-    """
-    known = int(target.get("num-cores", 0)) if cores is None else cores
-    machine = str(target.get("mtriple", "")).partition("-")[0]
-    kind = find_core_type(str(target.get("mcpu", "")), machine)
-    if kind is None:
-        return Traits(known, cpu_freq_hz, memory_freq_hz)
-    return Traits(known, cpu_freq_hz, memory_freq_hz, kind.vector_bits, kind.l1_bytes, kind.l2_bytes, kind.l3_bytes)
-
 
 # After MetaSchedule's XGBModel, but shallower and with 60 trees instead of up to 10,000 with early stopping: training
 # takes about 0.1 s on two cores and can follow every batch.

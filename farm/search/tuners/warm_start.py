@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Traits, Trees
+from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tuners.tasks import ForeignTrial
 from farm.values import Workload
 
 # Below this a ranking is hardly better than chance. At it, the best tenth by prediction holds about three times as many
@@ -33,19 +34,6 @@ _LEAST_JUDGED = 8
 _FIRST_SAME, _FIRST_OTHER, _ALIKE = 8, 4, 2
 # Own results that judge the foreign trials; the number of own results that halves their weight.
 _LEAST_OWN, _HALF_WEIGHT = 16, 24
-
-
-@dataclasses.dataclass(frozen=True)
-class ForeignTrial:
-    """A good trial of another task: another shape, operating point or board type. `median_s` is its latency."""
-
-    workload: Workload
-    board_type: str
-    point: str
-    traits: Traits
-    candidate: str
-    trace_json: str = dataclasses.field(repr=False)
-    median_s: float
 
 
 @dataclasses.dataclass(frozen=True)
