@@ -110,15 +110,17 @@ def _run(farm: BuildFarm, nodes: int, options: Any) -> dict[str, float]:
     """
     host, wanted = target.host_target(1), options.builds * nodes
     modules = [_make_module(number, options.compile) for number in range(2 * wanted + 40 * nodes)]
-    began, submitted, full_at, before_s = time.monotonic(), 0, 0.0, 0.0
+    began, full_at, before_s = time.monotonic(), 0.0, 0.0
+    asked: list[concurrent.futures.Future[BuildResult]] = []
     ended: list[float] = []
     while len(ended) < wanted:
         while farm.waiting < nodes + 1:
-            farm.submit(submitted, modules[submitted], host)
-            submitted += 1
+            asked.append(farm.submit(modules.pop(0), host))
         concurrent.futures.wait(farm.pending, 0.2, concurrent.futures.FIRST_COMPLETED)
-        answers = farm.poll()
-        if any(answer.result.status is not Status.OK for answer in answers):
+        farm.poll()
+        answers = [each.result() for each in asked if each.done()]
+        asked = [each for each in asked if not each.done()]
+        if any(answer.status is not Status.OK for answer in answers):
             raise RuntimeError(f"a build failed: {answers}")
         now = time.monotonic()
         if full_at:

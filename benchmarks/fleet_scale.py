@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import _machine
@@ -68,8 +69,8 @@ def measure(options: Any) -> dict[str, Any]:
                 engine = engine_module.CampaignEngine(
                     settings, store, held, campaign_memory.Compilers(), lambda text: None
                 )
-                poll = held.poll
-                held.poll = lambda: first.note(poll())  # type: ignore[method-assign]
+                measure = held.measure
+                held.measure = lambda *about: first.follow(about[0], measure(*about))  # type: ignore[method-assign]
                 deadline = time.monotonic() + 900.0
                 engine.run(lambda: first.trials >= options.trials or time.monotonic() > deadline)
                 figures = first.report(options.boards) | {
@@ -117,16 +118,17 @@ class Firsts:
         self._cpu_s, self._mark = time.process_time(), (0, 0.0, 0.0)
         self.trials = 0
 
-    def note(self, events: list[Any]) -> list[Any]:
-        """Count the measurements among these events."""
-        for event in events:
-            if hasattr(event, "assignment"):
-                self.trials += 1
-                if event.board not in self._boards:
-                    self._boards.add(event.board)
-                    self._all_at = time.monotonic()
-                    self._mark = (self.trials, self._all_at, time.process_time())
-        return events
+    def follow(self, board: str, measured: Future[Any]) -> Future[Any]:
+        """Count a measurement once it has ended."""
+        measured.add_done_callback(lambda ended: None if ended.cancelled() else self._note(board))
+        return measured
+
+    def _note(self, board: str) -> None:
+        self.trials += 1
+        if board not in self._boards:
+            self._boards.add(board)
+            self._all_at = time.monotonic()
+            self._mark = (self.trials, self._all_at, time.process_time())
 
     def report(self, boards: int) -> dict[str, Any]:
         """All figures: the pace is that after the last board's first trial."""

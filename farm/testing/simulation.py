@@ -16,7 +16,6 @@ import contextvars
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import multiprocessing
 import os
@@ -34,6 +33,7 @@ import anyio
 from device_agent.protocol import OperatingPoint, Outcome, Status
 from device_agent.protocol.interpreters import python_command
 from farm.campaign.engine import boards, builds, control, engine, process
+from farm.campaign.scheduler.state import Assignment
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import DeadlineError, FarmError, UsageError
 from farm.settings import Settings
@@ -72,9 +72,9 @@ class Watch:
         if act.is_check and not act.program.get("wrong"):
             self._checked.add(str(act.program.get("candidate")))
 
-    def on_measure(self, store: Store, running: engine.CampaignEngine, assignment: int, library: bytes) -> None:
+    def on_measure(self, store: Store, running: engine.CampaignEngine, assignment: Assignment) -> None:
         """An engine sends a candidate of a search to a board."""
-        task, name = running.fleet.assignments[assignment].job.task.key, json.loads(library)["candidate"]
+        task, name = assignment.job.task.key, assignment.job.candidate.hash
         campaign = running.active[task.campaign].id
         counted = store.trials.fetch_counted(campaign, (task.board_type, task.workload, task.point))
         if any(each.candidate == name for each in counted):
@@ -304,14 +304,13 @@ class Farm:
             compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, 2, self.tell))
             running = engine.CampaignEngine(settings, store, held, compilers, self.tell)
             stack.callback(running.close)
-            send = held.measure
+            send = running.measure
 
-            def measure(assignment: Any, board: str, point: Any, spec: Any, library: bytes) -> None:
-                if isinstance(assignment, int):
-                    self.watch.on_measure(store, running, assignment, library)
-                send(assignment, board, point, spec, library)
+            def measure(assignment: Assignment) -> None:
+                self.watch.on_measure(store, running, assignment)
+                send(assignment)
 
-            held.measure = measure  # type: ignore[method-assign]
+            running.measure = measure  # type: ignore[method-assign]
             running.run(stopping)
 
     # What goes wrong

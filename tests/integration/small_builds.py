@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from farm.campaign.engine.builds import BuildAnswer, BuildFarm
+from farm.campaign.engine.builds import BuildFarm
 from farm.search import tvm_env
+from farm.search.build.build_pool import BuildResult
 
 tvm = tvm_env.load()
 
@@ -21,12 +22,11 @@ def make_module(size: int) -> str:
     return str(tvm.ir.save_json(tvm.IRModule({"main": te.create_prim_func([a, b])})))
 
 
-def collect(farm: BuildFarm, count: int) -> list[BuildAnswer]:
-    found: list[BuildAnswer] = []
+def collect(farm: BuildFarm, *answers: Future[BuildResult]) -> list[BuildResult]:
     deadline = time.monotonic() + TIMEOUT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {count - len(found)} builds"
+    while not all(answer.done() for answer in answers):
+        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {len(answers)} builds"
         if pending := farm.pending:
             wait(pending, 0.2, FIRST_COMPLETED)
-        found += farm.poll()
-    return found
+        farm.poll()
+    return [answer.result() for answer in answers]

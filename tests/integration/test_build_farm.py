@@ -7,7 +7,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from farm.campaign.engine.builds import BuildFarm
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UsageError
 from farm.search import target
+from farm.search.build.build_pool import BuildResult
 from farm.settings import Settings
 from tests.integration.small_builds import TIMEOUT_S, collect, make_module
 
@@ -64,70 +65,57 @@ def test_a_module_is_compiled_once_per_farm(start_farm: Callable[..., BuildFarm]
     """
     farm = start_farm()
     module = make_module(32)
-    for job in ("first", "second"):
-        farm.submit(job, module, host)
-    farm.submit("standalone", module, host, standalone=True)
-    farm.submit("broken", make_module(33).replace("tirx.For", "tirx.Fro"), host)
-    results = {built.job: built for built in collect(farm, 4)}
-    broken = results.pop("broken").result
+    asked = [farm.submit(module, host, standalone=alone) for alone in (False, False, True)]
+    broken = farm.submit(make_module(33).replace("tirx.For", "tirx.Fro"), host)
+    first, second, alone, broken = collect(farm, *asked, broken)
     assert (broken.status, broken.library) == (Status.BUILD_FAILED, None)
     assert "tirx.Fro" in broken.message
-    assert {job: built.cached for job, built in results.items()} == {
-        "first": False,
-        "second": True,
-        "standalone": False,
-    }
-    first, second = results["first"].result, results["second"].result
-    assert first.status is Status.OK
+    assert first.status is alone.status is Status.OK
     assert (first.library, first.sha256) == (second.library, second.sha256)
-    assert (first.seconds > 0, second.seconds) == (True, 0.0)
-    farm.submit("third", module, host)
-    [third] = farm.poll()
-    assert (third.cached, third.result.library) == (True, first.library)
+    assert (first.seconds > 0, second.seconds, alone.seconds > 0) == (True, 0.0, True)
+    third = farm.submit(module, host).result(0)
+    assert (third.seconds, third.library) == (0.0, first.library)
     assert farm.counts == {"built": 3, "joined": 1, "cached": 1}
     farm.close()
 
     later = start_farm()
-    later.submit("later", module, host)
-    assert wait(later.pending, 0.0, FIRST_COMPLETED).done, "a result is at hand, and nothing says so"
-    assert later.poll()[0].cached
+    assert later.submit(module, host).result(0).sha256 == first.sha256
     for path in later._cache._folder.glob("*/*"):
         path.write_bytes(path.read_bytes()[:-1])
-    later.submit("damaged", module, host)
-    [damaged] = collect(later, 1)
-    assert (damaged.cached, damaged.result.sha256) == (False, first.sha256)
+    [damaged] = collect(later, later.submit(module, host))
+    assert (damaged.seconds > 0, damaged.sha256) == (True, first.sha256)
 
 
 def test_a_compiler_that_dies(start_farm: Callable[..., BuildFarm], host: dict[str, Any]) -> None:
     """A build whose compiler is killed is repeated silently; the second time its module is to blame."""
     farm = start_farm()
 
-    def kill_under(job: str, module: str) -> None:
+    def kill_under(module: str) -> Future[BuildResult]:
         [pid] = idle_pids(farm)  # waits until it has loaded
         farm.poll()
         os.kill(pid, signal.SIGSTOP)
-        farm.submit(job, module, host)
+        built = farm.submit(module, host)
         assert farm.waiting == 0
         os.kill(pid, signal.SIGKILL)
+        return built
 
-    kill_under("once", make_module(9))
-    [once] = collect(farm, 1)
-    assert (once.job, once.result.status, once.cached) == ("once", Status.OK, False)
+    [once] = collect(farm, kill_under(make_module(9)))
+    assert once.status is Status.OK
 
-    kill_under("twice", make_module(10))
+    asked = kill_under(make_module(10))
     deadline = time.monotonic() + TIMEOUT_S
     while not farm.waiting:  # until it is seen, and before another compiler has loaded
         assert time.monotonic() < deadline
         wait(farm.pending, 0.05, FIRST_COMPLETED)
-        assert not farm.poll()
+        farm.poll()
     [pid] = idle_pids(farm)
     os.kill(pid, signal.SIGSTOP)
-    assert not farm.poll()
-    assert farm.waiting == 0
+    farm.poll()
+    assert (farm.waiting, asked.done()) == (0, False)
     os.kill(pid, signal.SIGKILL)
-    twice = collect(farm, 1)
-    assert (twice[0].result.status, twice[0].result.died) == (Status.BUILD_FAILED, False)
-    assert "took 2 compilers down" in twice[0].result.message
+    [twice] = collect(farm, asked)
+    assert (twice.status, twice.died) == (Status.BUILD_FAILED, False)
+    assert "took 2 compilers down" in twice.message
 
 
 # On a cluster: what needs none; see `test_ray_cluster`

@@ -9,19 +9,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from device_agent.protocol import Engine, FaultSide, Limits, MeasureSpec, OperatingPoint, RunSpec, Status, TensorSpec
+from device_agent.protocol import (
+    Engine,
+    FaultSide,
+    Limits,
+    MeasureSpec,
+    OperatingPoint,
+    Outcome,
+    RunSpec,
+    Status,
+    TensorSpec,
+)
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left, Ran, TrialMeasured
+from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
 from farm.crew.health import Kind, Observation
+from farm.crew.held_board import Ended
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Board, Lease
@@ -48,7 +60,6 @@ class Bench:
     def __init__(self, crew: EngineBoards, store: Store, agents: dict[str, Agent], notes: list[str]) -> None:
         self.crew, self.store, self.agents, self.notes = crew, store, agents, notes
         self.events: list[BoardEvent] = []
-        self.numbers = iter(range(1, 10_000))
 
     def wait_for(self, condition: Callable[[BoardEvent], bool], what: str) -> Any:
         """Poll until such an event comes; returns it, and forgets it."""
@@ -65,16 +76,20 @@ class Bench:
         self.crew.bell.wait(0.1)
         self.events += self.crew.poll()
 
-    def measure(self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT) -> int:
-        """Have a board measure; returns the assignment's number."""
-        number = next(self.numbers)
-        self.crew.measure(number, board, point, spec, library)
-        return number
+    def measure(
+        self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT
+    ) -> Future[Ended]:
+        """Have a board measure."""
+        return self.crew.measure(board, point, spec, library)
 
-    def measured(self, number: int) -> TrialMeasured:
-        event = self.wait_for(lambda e: isinstance(e, TrialMeasured) and e.assignment == number, f"end of {number}")
-        assert isinstance(event, TrialMeasured)
-        return event
+    def measured(self, measured: Future[Ended]) -> Outcome:
+        """The outcome of a measurement once it has ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not measured.done():
+            assert time.monotonic() < deadline, f"no end within {PATIENCE_S:g} s, but {self.events}"
+            self.wait()
+        outcome: Outcome = measured.result().result
+        return outcome
 
     def arrived(self, *names: str) -> None:
         missing = set(names)
@@ -173,12 +188,10 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     """Every board takes two measurements at a time; each ends once, on the board that it was given to."""
     given = {bench.measure(name, matmul): name for name in bench.agents for _ in range(2)}
     assert all(bench.busy(name) for name in bench.agents)
-    ends: list[TrialMeasured] = []
-    while len(ends) < len(given):
-        ends.append(bench.wait_for(lambda e: isinstance(e, TrialMeasured), "end"))
-    assert {end.assignment: end.board for end in ends} == given
-    assert {end.outcome.status for end in ends} == {Status.OK}
-    assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
+    for measured, name in given.items():
+        outcome = bench.measured(measured)
+        assert (outcome.status, outcome.board, outcome.simulated) == (Status.OK, name, True)
+        assert 0 < measured.result().board_s < PATIENCE_S
     assert not any(bench.busy(name) for name in bench.agents)
     leases = [row.lease.purpose for row in bench.store.boards.fetch()]
     assert leases == ["campaign"] * 3
@@ -189,7 +202,7 @@ def test_a_point_is_held_for_the_trial_that_asks_for_it(bench: Bench, matmul: by
     name = next(iter(bench.agents))
     outcomes = []
     for point in (DEFAULT, SLOW, SLOW, DEFAULT):
-        outcomes.append(bench.measured(bench.measure(name, matmul, point=point)).outcome)
+        outcomes.append(bench.measured(bench.measure(name, matmul, point=point)))
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 4
     assert [outcome.point for outcome in outcomes] == [None, SLOW, SLOW, None]
     assert all(set(each.after.cpu_freq_hz.values()) == {403_200_000} for each in outcomes[1:3] if each.after)
@@ -201,10 +214,9 @@ def test_a_program_runs_on_a_board(bench: Bench, matmul: bytes) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((candidates.SIZE,) * 2).astype("float32") for _ in range(2))
     inputs = {"a": a, "b": b, "c": np.zeros_like(a)}
-    bench.crew.run("winner-1", name, DEFAULT, RunSpec(Engine.KERNEL), matmul, inputs)
-    ran = bench.wait_for(lambda e: isinstance(e, Ran), "end of the run")
-    assert (ran.job, ran.board, ran.outcome.status) == ("winner-1", name, Status.OK)
-    assert any(np.allclose(output, a @ b, atol=1e-3) for output in ran.outputs.values())
+    ran = bench.crew.run(name, DEFAULT, RunSpec(Engine.KERNEL), matmul, inputs)
+    assert bench.measured(ran).status is Status.OK
+    assert any(np.allclose(output, a @ b, atol=1e-3) for output in ran.result().outputs.values())
 
 
 def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -212,13 +224,12 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     name = next(iter(bench.agents))
     running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
     bench.wait_busy(name)
-    bench.crew.revoke(waiting)
-    bench.crew.revoke(running)
+    assert waiting.cancel()
+    assert running.cancel()
     assert not bench.busy(name)
     began = time.monotonic()
-    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+    assert bench.measured(bench.measure(name, matmul)).status is Status.OK
     assert time.monotonic() - began < 10
-    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment in (running, waiting)]
     assert bench.store.boards.require(name).health == "good"
 
 
@@ -230,12 +241,12 @@ def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad
     bench.observe(name, Kind.DRAIN)
     left = bench.left(name)
     assert "maintenance" in left.reason
-    assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK
+    assert bench.measured(bench.measure(other, matmul)).status is Status.OK
     bench.observe(name, Kind.UNDRAIN)
     bench.observe(name, Kind.PROBE_PASSED)
     bench.arrived(name)
-    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == running]
-    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+    assert not running.done()
+    assert bench.measured(bench.measure(name, matmul)).status is Status.OK
 
 
 def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
@@ -275,7 +286,7 @@ def test_a_board_that_is_not_wanted_is_given_back_when_idle(bench: Bench, matmul
     name, *others = bench.agents
     number = bench.measure(name, matmul)
     bench.crew.want({TYPE: others})
-    assert bench.measured(number).outcome.status is Status.OK
+    assert bench.measured(number).status is Status.OK
     assert bench.left(name).reason == "not needed any more"
     bench.crew.want({TYPE: [name, *others]})
     bench.arrived(name)
@@ -316,10 +327,10 @@ def test_hardware_that_hangs_is_not_the_candidates_fault(bench: Bench, matmul: b
     hardware = bench.hardware(name)
     hardware.write("/sys/virtual/fault", "hang")
     spec = MeasureSpec((SHAPE,) * 3, limits=Limits(1.0, threads=1))
-    outcome = bench.measured(bench.measure(name, matmul, spec)).outcome
+    outcome = bench.measured(bench.measure(name, matmul, spec))
     hardware.write("/sys/virtual/fault", "clear")
     assert outcome.status.fault_side in (FaultSide.FARM, FaultSide.BOARD), outcome.message
-    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+    assert bench.measured(bench.measure(name, matmul)).status is Status.OK
 
 
 def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -331,9 +342,9 @@ def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: 
     for process in [psutil.Process(agent.process.pid), *agent.descendants()]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    assert bench.measured(running).outcome.status is Status.BOARD_LOST
+    assert bench.measured(running).status is Status.BOARD_LOST
     left = bench.left(name)
     assert "suspect" in left.reason
-    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == waiting]
+    assert not waiting.done()
     assert bench.store.boards.require(name).health == "suspect"
-    assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK
+    assert bench.measured(bench.measure(other, matmul)).status is Status.OK

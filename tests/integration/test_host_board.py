@@ -11,15 +11,17 @@ import signal
 import tempfile
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import psutil
 import pytest
 
-from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
+from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
 from farm.artifacts.on_board import LOCAL, hold_board
-from farm.campaign.engine.boards import Arrived, EngineBoards, Left, TrialMeasured
+from farm.campaign.engine.boards import Arrived, EngineBoards, Left
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
+from farm.crew.held_board import Ended
 from farm.errors import UnavailableError
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
@@ -42,7 +44,6 @@ class Bench:
     def __init__(self, crew: EngineBoards, store: Store, name: str, others: Collection[int], notes: list[str]) -> None:
         """`others`: processes of ours that are not the crew's, by id; `notes`: what the crew says."""
         self.crew, self.store, self.name, self._others, self._notes = crew, store, name, others, notes
-        self.numbers = iter(range(1, 1000))
         self.events: list[Any] = []
 
     def poll(self) -> bool:
@@ -60,14 +61,20 @@ class Bench:
         self.events.remove(event)
         return event
 
-    def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> TrialMeasured:
-        self.begin(library, spec)
-        event = self.poll_until(TrialMeasured, "end of a measurement")
-        assert isinstance(event, TrialMeasured)
-        return event
+    def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> Outcome:
+        return self.end(self.begin(library, spec))
 
-    def begin(self, library: bytes, spec: MeasureSpec) -> None:
-        self.crew.measure(next(self.numbers), self.name, OperatingPoint(), spec, library)
+    def begin(self, library: bytes, spec: MeasureSpec) -> Future[Ended]:
+        return self.crew.measure(self.name, OperatingPoint(), spec, library)
+
+    def end(self, measured: Future[Ended]) -> Outcome:
+        deadline = time.monotonic() + PATIENCE_S
+        while not measured.done():
+            assert time.monotonic() < deadline, f"no end of a measurement; said was {self._notes}"
+            time.sleep(0.05)
+            self.poll()
+        outcome: Outcome = measured.result().result
+        return outcome
 
     def happened(self) -> set[str]:
         return {f"{event.kind} {event.subject}" for event in self.store.events.fetch()}
@@ -119,7 +126,7 @@ def bench(store: Store) -> Iterator[Bench]:
 
 def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
     """Registered with what it says of itself, leased, and measured on; another farm is kept away meanwhile."""
-    assert bench.measure(matmul).outcome.status is Status.OK
+    assert bench.measure(matmul).status is Status.OK
     row = bench.store.boards.require(bench.name)
     assert (row.board_type, row.health, row.lease.purpose) == (BOARD_TYPE, "good", "campaign")
     assert row.description["cores_online"]
@@ -131,13 +138,12 @@ def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
 
 def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """Its trial is the board's fault; the board is kept in good health, and the next trial is good."""
-    bench.begin(bad, HANGS)
+    running = bench.begin(bad, HANGS)
     # Not before its worker computes: a session that asks its agent for the lease when that dies is blameless.
     wait_until(lambda: bench.poll() and bench.is_computing(), "a worker that computes")
     bench.find("device_agent").kill()
-    ended = bench.poll_until(TrialMeasured, "end of what it measured")
-    assert ended.outcome.status.fault_side is FaultSide.BOARD
-    assert bench.measure(matmul).outcome.status is Status.OK
+    assert bench.end(running).status.fault_side is FaultSide.BOARD
+    assert bench.measure(matmul).status is Status.OK
     assert "restarted agent" in bench.happened()
     assert bench.store.boards.require(bench.name).health == "good"
     assert not [event for event in bench.events if isinstance(event, Left)]
@@ -146,9 +152,9 @@ def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes
 def test_a_killed_tracker_is_hardly_noticed(bench: Bench, matmul: bytes) -> None:
     """It is started again, and no trial suffers."""
     bench.find("tracker").kill()
-    assert bench.measure(matmul).outcome.status is Status.OK
+    assert bench.measure(matmul).status is Status.OK
     wait_until(lambda: bench.poll() and "restarted tracker" in bench.happened(), "a tracker")
-    assert bench.measure(matmul).outcome.status is Status.OK
+    assert bench.measure(matmul).status is Status.OK
 
 
 def test_a_frozen_agent_is_replaced(bench: Bench, matmul: bytes) -> None:
@@ -158,9 +164,9 @@ def test_a_frozen_agent_is_replaced(bench: Bench, matmul: bytes) -> None:
     for process in [agent, *agent.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end just now; the agent is frozen all the same
             process.send_signal(signal.SIGSTOP)
-    assert bench.measure(matmul, SHORT).outcome.status is Status.BOARD_LOST
+    assert bench.measure(matmul, SHORT).status is Status.BOARD_LOST
     # One may be lost while its agent starts; three in all would be the board's end, so the next have time enough.
-    assert Status.OK in (bench.measure(matmul).outcome.status for _ in range(2))
+    assert Status.OK in (bench.measure(matmul).status for _ in range(2))
     assert f"stopped {BOARD_TYPE}/{bench.name}" in bench.happened()
 
 

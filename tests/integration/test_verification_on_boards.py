@@ -6,13 +6,15 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
 from farm import emulation, settings
-from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
+from farm.campaign.verify.programs import Replay
 from farm.campaign.verify.verification import Verification
+from farm.crew.held_board import Ended
 from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
@@ -31,6 +33,7 @@ from farm.values import WINNER_TRIAL, Trial, Workload
 from tests import together
 from tests.integration.conftest import Agent
 from tests.integration.one_search import OneSearch
+from tests.unit.asked_work import AskedWork, BuildAsked, MeasureAsked, ReplayAsked, RunAsked
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_order, make_type
 
 tvm = tvm_env.load()
@@ -52,13 +55,14 @@ class Boards:
         self.agents = agents
         self.sessions: dict[str, BlockingSession] = {}
 
-    def answer(self, request: RunWanted | MeasureWanted) -> None:
+    def answer(self, request: RunAsked | MeasureAsked) -> None:
         asked = self._session(request.board)
         asked.pin(request.point)
-        if isinstance(request, RunWanted):
-            request.answer = asked.run_model(request.spec, request.program, request.inputs)
+        if isinstance(request, RunAsked):
+            outcome, outputs = asked.run_model(request.spec, request.program, request.inputs)
+            request.answer.set_result(Ended(outcome, 0.1, outputs))
         else:
-            request.answer = (asked.measure(request.spec, request.library), 0.1)
+            request.answer.set_result(Ended(asked.measure(request.spec, request.library), 0.1))
 
     def measure(self, board: str, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a library at the test's point."""
@@ -157,29 +161,31 @@ def submit(
     return campaign, order
 
 
-def drive(verification: Verification, boards: Boards, replay: Callable[[str], str]) -> None:
-    waiting: list[Request] = []
+def drive(verification: Verification, work: AskedWork, boards: Boards, replay: Callable[[str], str]) -> None:
+    waiting: list[Any] = []
     for _ in range(400):
-        waiting += verification.step(0.0)
+        verification.step(0.0)
+        waiting += work.take()
         if verification.done:
             return
         request = waiting.pop(0)
-        if isinstance(request, ReplayWanted):
-            request.answer = Replay(replay(request.trace_json))
-        elif isinstance(request, BuildWanted):
+        if isinstance(request, ReplayAsked):
+            request.answer.set_result(Replay(replay(request.trace_json)))
+        elif isinstance(request, BuildAsked):
             library = builder.build_candidate(request.module_json, request.target, standalone=request.standalone)
             address = builder.content_address(library)
-            request.answer = BuildResult(Status.OK, "", library, address, 1.0)
+            request.answer.set_result(BuildResult(Status.OK, "", library, address, 1.0))
         elif request.board in boards.agents:
             boards.answer(request)
     pytest.fail("the verification does not end")
 
 
-def open_verification(campaign: int, order: Order, store: Store) -> Verification:
-    verification = Verification(campaign, order, store, Settings(), RULE)
+def open_verification(campaign: int, order: Order, store: Store) -> tuple[Verification, AskedWork]:
+    work = AskedWork()
+    verification = Verification(campaign, order, store, Settings(), work, RULE)
     for board in ("nano-1", "nano-2"):
         verification.give(board, NANO, True)
-    return verification
+    return verification, work
 
 
 def test_a_winner_is_checked_and_measured_on_both_boards(
@@ -197,8 +203,8 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
         def replay(trace_json: str) -> str:
             return spoil(workload.module_json) if trace_json == best.trace_json else search.replay(trace_json)
 
-        verification = open_verification(campaign, order, store)
-        drive(verification, boards, replay)
+        verification, work = open_verification(campaign, order, store)
+        drive(verification, work, boards, replay)
         assert verification.verdict.to_document()["rejected"] == 1
         (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
         assert record.candidate != best.candidate
@@ -255,8 +261,8 @@ def test_the_least_energy_is_not_the_fastest(
     boards = Boards(emulated)
     with Store(tmp_path / "farm.sqlite") as store:
         campaign, order = submit(store, boards, known, found, objective, threads=4, objective=objective)
-        verification = open_verification(campaign, order, store)
-        drive(verification, boards, lambda trace: texts[json.loads(trace)[0]] if trace else untuned)
+        verification, work = open_verification(campaign, order, store)
+        drive(verification, work, boards, lambda trace: texts[json.loads(trace)[0]] if trace else untuned)
         (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
     boards.close()
     assert (record.candidate, record.objective) == (taken, objective)

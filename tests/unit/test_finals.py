@@ -15,13 +15,15 @@ from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Cont
 from farm.campaign.plan_estimate import estimate_final_s
 from farm.campaign.verify.coroutines import Loop, Running
 from farm.campaign.verify.finals import Finals
-from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted
+from farm.campaign.verify.programs import Preparations
+from farm.crew.held_board import Ended
 from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order, WorkloadOrder
 from farm.values import name_workloads
+from tests.unit.asked_work import AskedWork, ModelAsked, RunAsked
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_order, make_type
 
 NANO = "jetson-nano"
@@ -57,8 +59,9 @@ class Lab:
         self.random = np.random.default_rng(3)
 
     def open(self, campaign: int = 1, order: Order = ORDER) -> None:
-        self.loop, self.outbox = Loop(), Outbox()
-        self.finals = Finals(self.loop, self.outbox, campaign, order, self.store, Settings())
+        self.loop, self.work_asked = Loop(), AskedWork()
+        may_begin = Preparations(lambda: True)
+        self.finals = Finals(self.loop, self.work_asked, may_begin, campaign, order, self.store, Settings())
         self.finals.begin()
 
     def drive(self, board: str | None = "nano-1", most: int = 5000) -> None:
@@ -74,25 +77,28 @@ class Lab:
                 if stage is not None:
                     work = self.loop.start(self.finals.run(stage, str(board)))
                     self.work = work
-            for request in self.outbox.hand_over(prepare=True):
+            for request in self.work_asked.take():
                 self.answer(request)
             if board is None:
                 self.now_s += 1.0
 
     def answer(self, request: Any) -> None:
-        if isinstance(request, ModelWanted):
+        if isinstance(request, ModelAsked):
             self.compiles += 1
             _, *more = request.job.args  # type: ignore[attr-defined]
             mixes = more[0] if len(more) == 1 else more[1](self.parts, 1.0)
             made = {name: Contender(name.encode()) for name in mixes}
+            if self.error is not None:
+                request.answer.set_exception(self.error)
+                return
             if len(more) == 1:
-                request.answer = self.error or made
+                request.answer.set_result(made)
                 return
             made |= {name: Contender(name.encode()) for name in (RECORDED, PREDICTED)}
             built = BuiltContenders(made, self.parts, (InputSpec("x", (1, 2), "float32"),), mixes)
-            request.answer = self.error or built
+            request.answer.set_result(built)
             return
-        assert isinstance(request, RunWanted)
+        assert isinstance(request, RunAsked)
         program = request.program.decode()
         status = self.fault(program, len(self.asked))
         self.asked.append(program)
@@ -106,7 +112,8 @@ class Lab:
             outcome = Outcome(status, latency_s=latency_s, board=request.board, details=details)
         else:
             outcome = Outcome(status, board=request.board)
-        request.answer = outcome, {"out": np.full(2, self.outputs.get(program, 1.0), np.float32)}
+        outputs = {"out": np.full(2, self.outputs.get(program, 1.0), np.float32)}
+        request.answer.set_result(Ended(outcome, 0.1, outputs))
 
     @property
     def document(self) -> dict[str, Any]:

@@ -15,16 +15,9 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import FaultSide, OperatingPoint, Outcome, Status
-from farm.campaign.verify.programs import (
-    BuildWanted,
-    MeasureWanted,
-    RecordKey,
-    Replay,
-    ReplayWanted,
-    Request,
-    RunWanted,
-)
+from farm.campaign.verify.programs import RecordKey, Replay
 from farm.campaign.verify.verification import Verification
+from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
 from farm.search.build.build_pool import BuildResult
@@ -36,6 +29,7 @@ from farm.store import Store
 from farm.types.campaigns import Budget, MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
 from tests.stored_workloads import make_workload
+from tests.unit.asked_work import AskedWork, BuildAsked, MeasureAsked, ReplayAsked, RunAsked
 
 NANO = "jetson-nano"
 KEY = RecordKey(NANO, "w1", DEFAULT_POINT)
@@ -103,10 +97,11 @@ class Rack:
         self.untuned_s = 1.0
         self.noise = 0.005
         self.rng = np.random.default_rng(11)
-        self.seen: list[Request] = []
+        self.seen: list[Any] = []
         self.now_s = 0.0
         self.answers = 0
-        self.queues: dict[str, deque[Request]] = {}
+        self.queues: dict[str, deque[Any]] = {}
+        self.work = AskedWork()
 
     def search(self, name: str, candidates: Iterable[str], points: tuple[str, ...] = (DEFAULT_POINT,)) -> int:
         workload = make_workload("w1", module_json="reference", board_type=NANO)
@@ -122,7 +117,10 @@ class Rack:
     def open(
         self, campaign: int, rests: bool = False, count_fault: Callable[[FaultSide], None] = lambda side: None
     ) -> Verification:
-        verification = Verification(campaign, self.order, self.store, Settings(), rests=rests, count_fault=count_fault)
+        self.work = AskedWork()
+        verification = Verification(
+            campaign, self.order, self.store, Settings(), self.work, rests=rests, count_fault=count_fault
+        )
         verification.expect({NANO: len(self.boards)})
         self.queues = {}
         return verification
@@ -134,9 +132,9 @@ class Rack:
                 if board not in self.queues and verification.wants().get(NANO, 0) > len(self.queues.keys() - {""}):
                     verification.give(board, NANO, True)
                     self.queues[board] = deque()
-            for request in verification.step(self.now_s):
+            for request in self.step(verification):
                 self.seen.append(request)
-                board = request.board if isinstance(request, RunWanted | MeasureWanted) else ""
+                board = request.board if isinstance(request, RunAsked | MeasureAsked) else ""
                 self.queues.setdefault(board, deque()).append(request)
             if verification.done:
                 return True
@@ -150,28 +148,38 @@ class Rack:
                 self.answer(verification, queue.popleft())
         pytest.fail("the verification does not end")
 
-    def answer(self, verification: Verification, request: Request) -> None:
-        if isinstance(request, ReplayWanted):
-            request.answer = Replay(json.loads(request.trace_json)[0] if request.trace_json else UNTUNED)
-        elif isinstance(request, BuildWanted):
+    def step(self, verification: Verification) -> list[Any]:
+        """Have it go on, and return what it asks for."""
+        verification.step(self.now_s)
+        return self.work.take()
+
+    def take(self, verification: Verification, board: str) -> None:
+        """Take a board back: it answers no more."""
+        verification.take(board)
+        self.work.new = [each for each in self.work.new if getattr(each, "board", "") != board]
+
+    def answer(self, verification: Verification, request: Any) -> None:
+        if isinstance(request, ReplayAsked):
+            request.answer.set_result(Replay(json.loads(request.trace_json)[0] if request.trace_json else UNTUNED))
+        elif isinstance(request, BuildAsked):
             status = self.build_fault(request.module_json)
             library = request.module_json.encode() if status is Status.OK else None
-            request.answer = BuildResult(status, "", library, request.module_json)
+            request.answer.set_result(BuildResult(status, "", library, request.module_json))
         else:
-            candidate = (request.program if isinstance(request, RunWanted) else request.library).decode()
-            fault = self.run_fault if isinstance(request, RunWanted) else self.fault
+            candidate = (request.program if isinstance(request, RunAsked) else request.library).decode()
+            fault = self.run_fault if isinstance(request, RunAsked) else self.fault
             status = fault(request.board, candidate, self.answers) or Status.OK
             good = status is Status.OK
-            if isinstance(request, RunWanted):
+            if isinstance(request, RunAsked):
                 outputs = {"out": np.array([1.0 if candidate in self.wrong else 0.0])} if good else {}
                 outcome = Outcome(status, latency_s=(self.untuned_s,) if good else (), simulated=True)
-                request.answer = (outcome, outputs)
+                request.answer.set_result(Ended(outcome, 0.1, outputs))
                 return
             taken_s = self.untuned_s if candidate == UNTUNED else self.latency_s[candidate]
             latency_s = taken_s * self.boards[request.board] * self.factor(request.board, candidate)
             samples = tuple(latency_s * math.exp(self.rng.normal(0, self.noise)) for _ in range(SAMPLES))
             outcome = Outcome(status, latency_s=samples if good else (), board=request.board, simulated=True)
-            request.answer = (outcome, 0.1)
+            request.answer.set_result(Ended(outcome, 0.1))
 
     def record(self, point: str = DEFAULT_POINT) -> Record | None:
         found = self.store.records.fetch(board_type=NANO, operating_point=point, simulated=None)
@@ -234,7 +242,7 @@ def test_winners_take_a_share_of_the_budget(store: Store, trials: int) -> None:
     world = Rack(store, make_order(), FOUR)
     world.noise = 0.05
     campaign = world.search("c", FOUR)
-    verification = Verification(campaign, world.order, store, Settings(), trials=trials)
+    verification = Verification(campaign, world.order, store, Settings(), world.work, trials=trials)
     verification.expect({NANO: len(world.boards)})
     _, most = verification.left
     assert most <= max(trials / 2, 4)
@@ -282,7 +290,7 @@ def test_the_best_alone_is_checked_and_believed(store: Store) -> None:
     record = rack.record()
     assert (record.candidate, record.median_s) == ("b", 1e-3)
     assert rack.winner_trials(campaign) == []
-    assert sum(isinstance(request, RunWanted) for request in rack.seen) == 2
+    assert sum(isinstance(request, RunAsked) for request in rack.seen) == 2
     evidence = rack.evidence()
     assert (evidence["decided"], evidence["rounds"]) == ("alone", 0)
     assert evidence["boards"] == {"nano-1": {"median_s": 1e-3, "latency_s": [1e-3]}}
@@ -426,7 +434,7 @@ def test_a_host_that_is_the_board_prepares_or_measures(store: Store) -> None:
     campaign = rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))
     verification = rack.open(campaign, rests=True)
     while not rack.drive(verification, stop_after=rack.answers + 1):
-        open_ = {isinstance(each, ReplayWanted | BuildWanted) for queue in rack.queues.values() for each in queue}
+        open_ = {isinstance(each, ReplayAsked | BuildAsked) for queue in rack.queues.values() for each in queue}
         assert len(open_) < 2
     assert rack.record().candidate == "b"
 
@@ -560,16 +568,16 @@ def test_a_board_that_goes_is_replaced(store: Store) -> None:
     rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0, "nano-2": 1.0, "nano-3": 1.0})
     campaign = rack.search("vision", FOUR)
     verification = rack.open(campaign)
-    late: list[Request] = []
+    late: list[Any] = []
     for stop_after in (22, 26, 30, 34):
         if rack.drive(verification, stop_after):
             break
         gone = next((name for name, queue in rack.queues.items() if name and queue), None)
         if gone is not None:
-            late += rack.queues.pop(gone)
-            verification.take(gone)
+            late += (queue := rack.queues.pop(gone))
+            rack.take(verification, gone)
             rows = len(rack.winner_trials(campaign))
-            for request in late:
+            for request in queue:
                 rack.answer(verification, request)
             assert len(rack.winner_trials(campaign)) == rows
     assert late
@@ -583,15 +591,15 @@ def test_what_a_board_answered_before_it_went_counts(store: Store) -> None:
     rack = Rack(store, make_order(), FOUR)
     campaign = rack.search("vision", FOUR)
     verification = rack.open(campaign)
-    while not any(isinstance(each, MeasureWanted) for each in rack.queues.get("nano-1", ())):
+    while not any(isinstance(each, MeasureAsked) for each in rack.queues.get("nano-1", ())):
         rack.drive(verification, rack.answers + 1)
         rack.drive(verification, rack.answers)  # what is wanted after that answer, and nothing answered
     before = len(rack.winner_trials(campaign))
     for request in rack.queues.pop("nano-1"):
         rack.answer(verification, request)
-    verification.take("nano-1")
+    rack.take(verification, "nano-1")
     assert len(rack.winner_trials(campaign)) > before
-    assert "nano-1" not in {getattr(each, "board", "") for each in verification.step(0.0)}
+    assert "nano-1" not in {getattr(each, "board", "") for each in rack.step(verification)}
 
 
 @pytest.mark.parametrize("status", [Status.THROTTLED, Status.BOARD_LOST, Status.FARM_ERROR])
@@ -681,8 +689,8 @@ def test_points_share_programs(store: Store) -> None:
     order = make_order(points=(DEFAULT_POINT, MAXN))
     rack = Rack(store, order, FOUR)
     assert rack.drive(rack.open(rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))))
-    assert sum(isinstance(request, RunWanted) for request in rack.seen) == 4
-    assert sum(isinstance(request, BuildWanted) for request in rack.seen) == 7
+    assert sum(isinstance(request, RunAsked) for request in rack.seen) == 4
+    assert sum(isinstance(request, BuildAsked) for request in rack.seen) == 7
     for point in (DEFAULT_POINT, MAXN):
         record = rack.record(point)
         assert record.candidate == "b"
@@ -697,7 +705,7 @@ def test_clocks_are_changed_as_seldom_as_can_be(store: Store) -> None:
     rack.noise = 0.05
     assert rack.drive(rack.open(rack.search("vision", "abc", tuple(order.types[0].points))))
     for board in rack.boards:
-        points = [each.point for each in rack.seen if isinstance(each, MeasureWanted) and each.board == board]
+        points = [each.point for each in rack.seen if isinstance(each, MeasureAsked) and each.board == board]
         assert len(points) == 3 * 8 * 3
         assert sum(one != other for one, other in itertools.pairwise(points)) <= 6
 
@@ -733,10 +741,10 @@ def test_a_search_that_dies_is_asked_again(store: Store) -> None:
     rack = Rack(store, make_order(), {"a": 1e-3})
     verification = rack.open(rack.search("vision", "a"))
     for _ in range(10):
-        for request in verification.step(0.0):
-            if isinstance(request, ReplayWanted):
-                request.answer = Replay(None, "the search was restarted", lost=True)
-            elif isinstance(request, BuildWanted):
+        for request in rack.step(verification):
+            if isinstance(request, ReplayAsked):
+                request.answer.set_result(Replay(None, "the search was restarted", lost=True))
+            elif isinstance(request, BuildAsked):
                 rack.answer(verification, request)
     assert verification.done
     assert "failed 4 times" in verification.verdict.undecided[KEY]
@@ -786,17 +794,17 @@ def test_a_round_ends_with_the_last_of_its_candidates(store: Store) -> None:
     """Where the only one that is left of a round goes out elsewhere, the round is over and its board free."""
     rack = Rack(store, make_order(), dict.fromkeys("abc", 1e-3))
     verification = rack.open(rack.search("vision", "abc"))
-    while {type(queue[0]) for queue in rack.queues.values() if queue} != {MeasureWanted}:
+    while {type(queue[0]) for queue in rack.queues.values() if queue} != {MeasureAsked}:
         rack.drive(verification, rack.answers + 1)
         rack.drive(verification, rack.answers)  # what is wanted after that answer, and nothing answered
     one, other = rack.queues.pop("nano-1"), rack.queues.pop("nano-2")
-    (last,) = set("abc") - {request.library.decode() for request in one if isinstance(request, MeasureWanted)}
+    (last,) = set("abc") - {request.library.decode() for request in one if isinstance(request, MeasureAsked)}
     rack.fault = lambda board, candidate, count: Status.CRASHED if candidate == last else None
-    after: list[Request] = []
+    after: list[Any] = []
     for request in (*other, *one):
         rack.answer(verification, request)
-        after += verification.step(0.0)
-    measured = [(each.board, each.library.decode()) for each in after if isinstance(each, MeasureWanted)]
+        after += rack.step(verification)
+    measured = [(each.board, each.library.decode()) for each in after if isinstance(each, MeasureAsked)]
     assert {board for board, _ in measured} == {"nano-1", "nano-2"}
     assert last not in {candidate for _, candidate in measured}
 
@@ -877,7 +885,7 @@ def test_whatever_happens_it_ends_and_every_trial_is_written_once(store: Store, 
         elif held:
             gone = held[int(rng.integers(len(held)))]
             del rack.queues[gone]
-            verification.take(gone)
+            rack.take(verification, gone)
     rows = rack.winner_trials(campaign)
     assert len({(row["operating_point"], row["candidate"], row["attempt"]) for row in rows}) == len(rows)
     verdict = verification.verdict

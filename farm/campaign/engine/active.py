@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
 from farm.campaign.scheduler.state import CampaignEntry, Job, Lane
@@ -13,10 +13,6 @@ from farm.inventory.board_types import require_board_type
 from farm.points.values import format_clocks
 from farm.search import gpus
 from farm.types.campaigns import Budget, Order
-
-if TYPE_CHECKING:  # loads NumPy
-    from farm.campaign.engine.engine_board import TrialMeasured
-
 
 # A candidate this much slower than the best so far need not be timed exactly. The first trials of a search are far from
 # its final best.
@@ -95,14 +91,14 @@ class Active:
     def name(self) -> str:
         return self.campaign.name
 
-    def find_energy_j(self, report: TrialMeasured) -> float:
+    def find_energy_j(self, board: str, outcome: Outcome, board_s: float) -> float:
         """Return the energy that a measurement took: the board's power in it times the time held.
 
         Without a reading, the power is the board's latest, or before one its type's idle power.
         """
-        if report.outcome.power is not None and report.outcome.power.total is not None:
-            self.power_w[report.board] = report.outcome.power.total.power_w
-        return report.board_s * self.power_w.get(report.board, self._idle_w)
+        if outcome.power is not None and outcome.power.total is not None:
+            self.power_w[board] = outcome.power.total.power_w
+        return board_s * self.power_w.get(board, self._idle_w)
 
     @functools.cached_property
     def _idle_w(self) -> float:

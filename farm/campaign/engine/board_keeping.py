@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.engine_board import AskedBack, Bell, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
+from farm.campaign.engine.engine_board import AskedBack, Bell, BoardEvent, EngineBoard, Left
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import plan_choice
+from farm.crew.held_board import Ended
 from farm.crew.leased_board import free_orphans
 from farm.crew.queue_entry import QueueEntry, describe, read_queue
 from farm.crew.queue_rules import QueuePlan
@@ -307,11 +308,9 @@ class BoardKeeping:
             board_s = 0.0 if began_s is None else time.monotonic() - began_s
             call = held.calls.popleft()
             status, others = (Status.BOARD_LOST, "") if alone else (Status.FARM_ERROR, "; so did others just then")
-            outcome = Outcome(status, f"the board went {reason}{others}", board=held.name)
-            if call.kind == "measure" and not call.revoked:
-                self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
-            elif call.kind == "run" and not call.revoked:
-                self._events.append(Ran(call.key, held.name, outcome, {}))
+            if not call.revoked:
+                outcome = Outcome(status, f"the board went {reason}{others}", board=held.name)
+                call.answer.set_result(Ended(outcome, board_s))
 
     def _leave(self, held: EngineBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
         """Leave a board; `pause_s` is how long it is not taken again."""

@@ -6,8 +6,10 @@ Nothing here waits: the engine polls. `board_keeping` decides which boards are h
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
@@ -20,8 +22,6 @@ from farm.campaign.engine.engine_board import (
     Call,
     EngineBoard,
     Left,
-    Ran,
-    TrialMeasured,
 )
 from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.reference_kernels import Rhythm
@@ -29,7 +29,6 @@ from farm.closing import Closing
 from farm.crew.health import Kind
 from farm.crew.held_board import Ended, measuring, running
 from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
-from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
 
@@ -39,7 +38,7 @@ _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 # One may be chance.
 _LOSSES_IN_A_ROW = 2
 
-__all__ = ["Arrived", "AskedBack", "BoardEvent", "EngineBoards", "Left", "Ran", "TrialMeasured"]
+__all__ = ["Arrived", "AskedBack", "BoardEvent", "EngineBoards", "Left"]
 
 
 class EngineBoards(BoardKeeping, Closing):
@@ -99,23 +98,18 @@ class EngineBoards(BoardKeeping, Closing):
         events, self._events = self._events, []
         return events
 
-    def measure(self, assignment: Any, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """Time a candidate; a board takes two, of which one waits. Raises InternalError where the board is not held."""
-        self._require(board).send(Call("measure", assignment, point, measuring(spec, library)))
+    def measure(self, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> Future[Ended]:
+        """Time a candidate after the board's earlier calls; to cancel the answer revokes it.
 
-    def run(self, job: Any, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
-        """Run a program after the board's earlier calls. Raises InternalError where the board is not held."""
-        self._require(board).send(Call("run", job, point, running(spec, program, inputs)))
+        Raises InternalError where the board is not held.
+        """
+        return self._require(board).send(Call("measure", point, measuring(spec, library)))
 
-    def revoke(self, assignment: int) -> None:
-        """Take a measurement back: no `TrialMeasured` follows, even if it has ended meanwhile."""
-        for held in self._held.values():
-            for call in held.calls:
-                if call.kind == "measure" and call.key == assignment and not call.revoked:
-                    held.revoke(call)
-        self._events = [
-            event for event in self._events if not (isinstance(event, TrialMeasured) and event.assignment == assignment)
-        ]
+    def run(
+        self, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]
+    ) -> Future[Ended]:
+        """Run a program. As `measure`."""
+        return self._require(board).send(Call("run", point, running(spec, program, inputs)))
 
     # Collecting
 
@@ -126,33 +120,29 @@ class EngineBoards(BoardKeeping, Closing):
             self._finish_connecting(held, opened.result())
         while held.connecting is None and held.name in self._held and held.calls:
             call = held.calls[0]
-            if call.answer is None or not call.answer.done():
+            if call.asked is None or not call.asked.done():
                 return
-            if call.revoked or call.answer.cancelled():
+            if call.revoked or call.asked.cancelled():
                 held.calls.popleft()
                 held.begin_next()
                 continue
-            ended = call.answer.result()
+            ended = call.asked.result()
             if isinstance(ended.result, FarmError):
                 outcome = held.blame.judge_error(ended.result)
             else:
                 outcome = held.blame.judge(ended.result, ended.pin)
-            self._end_call(held, outcome, ended.board_s, ended.outputs)
+            self._end_call(held, outcome, ended)
 
-    def _end_call(
-        self, held: EngineBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None
-    ) -> None:
-        """Report the ended call at the head, and leave a board that is unfit."""
+    def _end_call(self, held: EngineBoard, outcome: Outcome, ended: Ended) -> None:
+        """Answer the ended call at the head, and leave a board that is unfit."""
         call = held.calls.popleft()
         if not call.revoked:
             if call.kind == "measure":
                 self._reference_kernels.note_trial(held)
-                self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
-            elif call.kind == "run":
-                self._events.append(Ran(call.key, held.name, outcome, outputs or {}))
-            else:
-                self._reference_kernels.take_in(held, outcome, board_s, self._store.trials.fetch_mark())
+            elif call.kind == reference_kernels.ANCHOR:
+                self._reference_kernels.take_in(held, outcome, ended.board_s, self._store.trials.fetch_mark())
                 self._judge_reference_kernels(held)
+            call.answer.set_result(dataclasses.replace(ended, result=outcome))
         self._count_losses(held, outcome)
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # the run may have made the board unfit

@@ -1,7 +1,7 @@
 """Builds for all campaigns, on all machines that Ray has: each module is compiled once, and libraries are cached.
 
-Each machine has a pool of compilers (`farm.search.build.build_pool`). Here is what they share: the queue, the jobs that
-wait for a build, the order of dispatch, when compilers of a cluster are requested and released, and what a dead
+Each machine has a pool of compilers (`farm.search.build.build_pool`). Here is what they share: the queue, who waits
+for a build, the order of dispatch, when compilers of a cluster are requested and released, and what a dead
 compiler or machine means.
 """
 
@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -43,27 +43,15 @@ _START_TIMEOUT_S = 300.0
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class BuildAnswer:
-    """How a build ended for one job, the one that `submit` got.
-
-    `cached`: the library came from the cache or from another job's build.
-    """
-
-    job: Any
-    result: BuildResult
-    cached: bool
-
-
 @dataclasses.dataclass(eq=False)
 class _Build:
-    """One module to compile, for all jobs that wait for it. `avoid` is a machine where it failed."""
+    """One module to compile, for all that wait for it. `avoid` is a machine where it failed."""
 
     key: str
     module_json: str
     target: Mapping[str, Any]
     standalone: bool
-    jobs: list[Hashable]
+    answers: list[Future[BuildResult]]
     losses: int = 0
     avoid: str = ""
     since: float = dataclasses.field(default_factory=time.monotonic)
@@ -105,9 +93,6 @@ class BuildFarm(Closing):
         self._refused: set[str] = set()
         self._builds: dict[str, _Build] = {}
         self._queue: collections.deque[_Build] = collections.deque()
-        self._done: list[BuildAnswer] = []
-        self._over: Future[None] = Future()
-        self._over.set_result(None)
         self._stuck_since: float | None = None
         self.counts: collections.Counter[str] = collections.Counter()
         self._next_look = 0.0
@@ -122,34 +107,35 @@ class BuildFarm(Closing):
 
     @property
     def pending(self) -> list[Future[Any]]:
-        """Calls to wait for; one is done while `poll` has something to return."""
+        """Calls to wait for; `poll` goes on once one is done."""
         calls = [call for machine in self._machines.values() for call in machine.pool.pending]
-        return [*calls, *self._wanted.asked.pending, *([self._over] if self._done else [])]
+        return [*calls, *self._wanted.asked.pending]
 
     @property
     def waiting(self) -> int:
         """How many builds no compiler has begun."""
         return len(self._queue)
 
-    def submit(self, job: Hashable, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
-        """Queue a module for compiling; `poll` returns the result. Never waits."""
+    def submit(self, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> Future[BuildResult]:
+        """Queue a module for compiling; return its answer. Never waits.
+
+        A library that came from the cache, or was built for another, took 0 s.
+        """
+        answer: Future[BuildResult] = Future()
         key = build_key(module_json, target, standalone)
         if (build := self._builds.get(key)) is not None:
-            build.jobs.append(job)
-            return
-        library = self._cache.find(key)
-        if library is not None:
+            build.answers.append(answer)
+        elif (library := self._cache.find(key)) is not None:
             self.counts["cached"] += 1
-            result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest())
-            self._done.append(BuildAnswer(job, result, True))
-            return
-        build = _Build(key, module_json, dict(target), standalone, [job])
-        self._builds[key] = build
-        self._queue.append(build)
-        self._dispatch()
+            answer.set_result(BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest()))
+        else:
+            self._builds[key] = build = _Build(key, module_json, dict(target), standalone, [answer])
+            self._queue.append(build)
+            self._dispatch()
+        return answer
 
-    def poll(self) -> list[BuildAnswer]:
-        """Return what ended since the last call. Never waits.
+    def poll(self) -> None:
+        """Answer what ended, and go on. Never waits.
 
         Raises UnavailableError where no machine can start a compiler.
         """
@@ -159,8 +145,6 @@ class BuildFarm(Closing):
             self._look_at(machine)
         self._dispatch()
         self._check_progress()
-        done, self._done = self._done, []
-        return done
 
     def close(self) -> None:
         self._wanted.withdraw()
@@ -303,14 +287,14 @@ class BuildFarm(Closing):
         self._queue.appendleft(build)
 
     def _conclude(self, build: _Build, result: BuildResult) -> None:
-        """Answer all jobs that wait; the first one counts as having had it built."""
+        """Answer all that wait; the first one counts as having had it built."""
         del self._builds[build.key]
         self.counts["built"] += 1
-        self.counts["joined"] += len(build.jobs) - 1
-        first, *others = build.jobs
-        self._done.append(BuildAnswer(first, result, False))
-        shared = dataclasses.replace(result, seconds=0.0)
-        self._done.extend(BuildAnswer(job, shared, True) for job in others)
+        self.counts["joined"] += len(build.answers) - 1
+        first, *others = build.answers
+        first.set_result(result)
+        for other in others:
+            other.set_result(dataclasses.replace(result, seconds=0.0))
 
     def _check_progress(self) -> None:
         """Raise UnavailableError where builds wait and no compiler has become ready for too long."""

@@ -7,11 +7,14 @@ One loop on one thread owns all state. It polls boards, builds, searches and ver
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
@@ -30,7 +33,9 @@ from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
 from farm.campaign.scheduler.values import SchedulerSettings
 from farm.campaign.scheduler.values import Status as CampaignStatus
+from farm.crew.held_board import Ended
 from farm.errors import InternalError
+from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
 from farm.settings import Settings
 from farm.store import Store
@@ -97,12 +102,13 @@ class CampaignEngine:
             SchedulerSettings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers), self
         )
         self._roster = Roster(store, engine_boards, self.fleet, need)
-        self._verifying = Verifying(
-            settings, store, self.fleet, self._roster, engine_boards, compilers, self._searches, self._tell
-        )
+        self._verifying = Verifying(settings, store, self.fleet, self._roster, engine_boards, compilers, self._searches)
         self._orders = CampaignOrders(settings, store, self.fleet, self._roster, self._verifying, self._searches, note)
         # Running campaigns by name.
         self.active: dict[str, Active] = self._orders.active
+        # Measurements under way, by assignment; measurements and builds that ended, to be reported.
+        self._measuring: dict[int, Future[Ended]] = {}
+        self._ended: deque[tuple[Assignment | Job, Future[Any]]] = deque()
         # Trials that count and are not written yet, with their jobs and latencies.
         self._counted: list[tuple[Trial, Job, float | None]] = []
 
@@ -144,23 +150,25 @@ class CampaignEngine:
         for name, priority in self._boards.priorities().items():
             if name in fleet.campaigns and fleet.campaigns[name].priority != priority:
                 events.change_priority(fleet, name, priority)
-        for report in self._boards.poll():
+        reports = self._boards.poll()
+        self._compilers.poll()
+        while self._ended:
+            of, ended = self._ended.popleft()
+            if isinstance(of, Job):
+                self._on_built(of, ended.result())
+            elif self._measuring.pop(of.number, None) is not None and not ended.cancelled():
+                self._on_measured(of, ended.result())
+        for report in reports:
             self._on_report(report)
-        for built in self._compilers.poll():
-            if not self._verifying.on_built(built):
-                self._on_built(built)
         self._write_counted()  # before a search that starts again reads what is known
         for answer in self._searches.poll():
-            if isinstance(answer, searches.Replayed):
-                self._verifying.on_replayed(answer)
-            elif answer.candidates is None:
+            if answer.candidates is None:
                 events.search_failed(fleet, answer.request, answer.reason)
             else:
                 events.proposed(fleet, answer.request, answer.candidates, answer.exhausted)
 
-    def _on_built(self, built: builds.BuildAnswer) -> None:
-        job, result = self.fleet.jobs.get(built.job), built.result
-        if job is None:
+    def _on_built(self, job: Job, result: BuildResult) -> None:
+        if job.number not in self.fleet.jobs:
             return
         job.build_s, side = result.seconds, result.status.fault_side
         job.outcome, job.held_s = Outcome(result.status, result.message, started_at=time.time()), None
@@ -180,16 +188,16 @@ class CampaignEngine:
         elif isinstance(report, boards.AskedBack):
             self._verifying.take(report)
             self._roster.yields(report)
-        elif isinstance(report, boards.Ran):
-            self._verifying.on_ran(report)
-        elif not self._verifying.on_measured(report) and report.assignment in self.fleet.assignments:
-            job, side = self.fleet.assignments[report.assignment].job, report.outcome.status.fault_side
-            job.outcome, job.held_s = report.outcome, report.board_s
-            if side not in (None, FaultSide.CANDIDATE):
-                self._store.trials.add(self._to_trial(job, job.outcome))
-            latency_s = None if side or not report.outcome.latency_s else statistics.median(report.outcome.latency_s)
-            energy_j = self._find_active(job.task).find_energy_j(report)
-            events.measured(self.fleet, report.assignment, side, report.board_s, latency_s, energy_j)
+
+    def _on_measured(self, assignment: Assignment, ended: Ended) -> None:
+        job, outcome = assignment.job, ended.result
+        side = outcome.status.fault_side
+        job.outcome, job.held_s = outcome, ended.board_s
+        if side not in (None, FaultSide.CANDIDATE):
+            self._store.trials.add(self._to_trial(job, outcome))
+        latency_s = None if side or not outcome.latency_s else statistics.median(outcome.latency_s)
+        energy_j = self._find_active(job.task).find_energy_j(assignment.board.name, outcome, ended.board_s)
+        events.measured(self.fleet, assignment.number, side, ended.board_s, latency_s, energy_j)
 
     def _find_active(self, task: Task) -> Active:
         return self.active[task.key.campaign]
@@ -236,19 +244,26 @@ class CampaignEngine:
         self._searches.ask(request.number, request.task.key, request.count)
 
     def build(self, job: Job) -> None:
-        self._compilers.submit(job.number, job.candidate.module_json, job.task.lane.of_type.target)
+        built = self._compilers.submit(job.candidate.module_json, job.task.lane.of_type.target)
+        built.add_done_callback(functools.partial(self._note_end, job))
 
     def measure(self, assignment: Assignment) -> None:
         job, lane = assignment.job, assignment.job.task.lane
         if job.library is None:
             raise InternalError(f"job {job.number} went to a board before it was built")
         spec = to_measure_spec(job, job.task.best_s)
-        self._boards.measure(
-            assignment.number, assignment.board.name, lane.of_type.points[lane.point], spec, job.library
-        )
+        measured = self._boards.measure(assignment.board.name, lane.of_type.points[lane.point], spec, job.library)
+        self._measuring[assignment.number] = measured
+        measured.add_done_callback(functools.partial(self._note_end, assignment))
 
     def revoke(self, assignment: Assignment) -> None:
-        self._boards.revoke(assignment.number)
+        if (measured := self._measuring.pop(assignment.number, None)) is not None:
+            measured.cancel()
+
+    def _note_end(self, of: Assignment | Job, ended: Future[Any]) -> None:
+        """Have the loop report it, where errors are not lost."""
+        self._ended.append((of, ended))
+        self._boards.bell.ring()
 
     def count(self, job: Job, latency_s: float | None) -> None:
         if job.outcome is None:

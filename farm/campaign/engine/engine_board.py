@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from device_agent.protocol import OperatingPoint, Outcome
+from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import Blame
@@ -21,7 +21,6 @@ from farm.crew.health import Kind
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening
 from farm.crew.leased_board import LeasedBoard
 from farm.errors import InternalError
-from farm.measure.arrays import Arrays
 from farm.store import Store
 from farm.types.documents import BoardInfo
 from farm.values import WorkKind
@@ -43,7 +42,7 @@ class Arrived:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A board may be used no more; its open calls end with this, without `TrialMeasured` or `Ran`.
+    """A board may be used no more; its open calls get no answer.
 
     `doubted_after`: results after this mark (`store.trials.fetch_mark`) are not
     trusted.
@@ -62,27 +61,7 @@ class AskedBack:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class TrialMeasured:
-    """A measurement ended. `board_s` is how long it occupied the board, setting its clocks included."""
-
-    assignment: Any
-    board: str
-    outcome: Outcome
-    board_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """A program's run ended; `job` is the caller's."""
-
-    job: Any
-    board: str
-    outcome: Outcome
-    outputs: Arrays = dataclasses.field(repr=False)
-
-
-BoardEvent = Arrived | Left | AskedBack | TrialMeasured | Ran
+BoardEvent = Arrived | Left | AskedBack
 
 
 # An agent that replaces a dead one registers within seconds, a board whose session was cut at once.
@@ -124,18 +103,27 @@ class Bell:
 
 @dataclasses.dataclass
 class Call:
-    """A call to a board. `key` is the caller's (`kind` says of what), `job` what is done at `point`.
+    """A call to a board: `job` is done at `point`.
 
-    `answer` is the session's; `began_s` (monotonic) is when it became first in the queue.
+    `answer` is the caller's, who cancels it to revoke the call, and `asked` the session's; `began_s` (monotonic) is
+    when it became first in the queue.
     """
 
     kind: str
-    key: Any
     point: OperatingPoint
     job: Job
-    answer: Future[Ended] | None = None
+    answer: Future[Ended] = dataclasses.field(default_factory=Future)
+    asked: Future[Ended] | None = None
     began_s: float | None = None
-    revoked: bool = False
+
+    @property
+    def revoked(self) -> bool:
+        return self.answer.cancelled()
+
+    def revoke(self) -> None:
+        """End it, begun or not."""
+        if self.asked is not None:
+            self.asked.cancel()
 
 
 class EngineBoard(LeasedBoard):
@@ -195,13 +183,15 @@ class EngineBoard(LeasedBoard):
             if call.revoked:
                 self.calls.remove(call)
             else:
-                call.answer, call.began_s = self._ask(call.job, call.point), None
+                call.asked, call.began_s = self._ask(call.job, call.point), None
 
-    def send(self, call: Call) -> None:
-        """Queue a call."""
-        call.answer = self._ask(call.job, call.point)
+    def send(self, call: Call) -> Future[Ended]:
+        """Queue a call; return its answer, whose result is an outcome."""
+        call.asked = self._ask(call.job, call.point)
+        call.answer.add_done_callback(lambda answer: call.revoke() if answer.cancelled() else None)
         self.calls.append(call)
         self.begin_next()
+        return call.answer
 
     def begin_next(self) -> None:
         """Note when the first call has the board to itself."""
@@ -215,12 +205,6 @@ class EngineBoard(LeasedBoard):
         answer = self.session.ask(Request(where, job, point, reopen_s, self._like))
         answer.add_done_callback(lambda _: self._bell.note(self))
         return answer
-
-    def revoke(self, call: Call) -> None:
-        """Take a call back, begun or not."""
-        call.revoked = True
-        if call.answer is not None:
-            call.answer.cancel()
 
     def observe(self, kind: Kind, detail: str) -> None:
         if self.host is None:

@@ -315,7 +315,7 @@ class ReferenceKernels:
             return
         if not kernel.book.is_due(held.name, time.monotonic()):
             return
-        held.send(Call(ANCHOR, held.board_type, kernel.point, kernel.job))
+        held.send(Call(ANCHOR, kernel.point, kernel.job))
 
     def take_in(self, held: EngineBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """Take in a run of the kernel; `mark` as in `Run`."""

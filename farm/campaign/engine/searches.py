@@ -45,13 +45,6 @@ class SearchAnswer(NamedTuple):
     reason: str = ""
 
 
-class Replayed(NamedTuple):
-    """A replayed trace; `job` is the argument of `replay`."""
-
-    job: Any
-    replay: Replay
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchPlan:
     """How a campaign searches. For a task, `recall` returns known results, `under_way` the candidates built or measured
@@ -124,7 +117,7 @@ class _Ask:
 
 class _Replay(NamedTuple):
     task: TaskKey
-    job: Any
+    answer: Future[Replay]
 
 
 class _Tell(NamedTuple):
@@ -151,7 +144,7 @@ class Searches:
         self._told: Calls[_Tell] = Calls()
         # Other requests of an actor that died.
         self._again: list[_Ask] = []
-        self._died: list[SearchAnswer | Replayed] = []
+        self._died: list[SearchAnswer] = []
         # By campaign, the time that its search worked on requests (s), and when it ended the last (monotonic).
         self._busy: dict[str, tuple[float, float]] = {}
 
@@ -180,10 +173,12 @@ class Searches:
         call = ray_calls.call(self._open(task).propose, to_key(task), count)
         self._asked.add(call, _Ask(task, request, count, time.monotonic()), ASK_TIMEOUT_S)
 
-    def replay(self, job: Any, task: TaskKey, trace_json: str) -> None:
+    def replay(self, task: TaskKey, trace_json: str) -> Future[Replay]:
         """Request the scheduled function of a trace."""
         call = ray_calls.call(self._open(task).replay, to_key(task), trace_json)
-        self._asked.add(call, _Replay(task, job), ASK_TIMEOUT_S)
+        asked = _Replay(task, Future())
+        self._asked.add(call, asked, ASK_TIMEOUT_S)
+        return asked.answer
 
     def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
         """Pass results to a search, without waiting."""
@@ -195,7 +190,7 @@ class Searches:
         if task in self._opened.get(task.campaign, ()):
             self._tell(self._actors[task.campaign].forget, task, candidate)
 
-    def poll(self) -> list[SearchAnswer | Replayed]:
+    def poll(self) -> list[SearchAnswer]:
         """Return the answers since the last call. A search that died or is late fails its first request, and restarts
         with the rest.
 
@@ -207,12 +202,12 @@ class Searches:
             self.ask(each.request, each.task, each.count)
         self._look_at_told()
         for asked, call in self._asked.take():
-            answers.append(self._read(asked, call))
+            answers += self._read(asked, call)
         died, self._died = self._died, []
         return [*answers, *died]
 
-    def _read(self, asked: _Ask | _Replay, call: Future[Any]) -> SearchAnswer | Replayed:
-        """Return the answer of a call that is done or late; restart a search that died or hung."""
+    def _read(self, asked: _Ask | _Replay, call: Future[Any]) -> list[SearchAnswer]:
+        """Give a call's answer, done or late, to who waits or return it; restart a search that died or hung."""
         campaign, reason, lost = asked.task.campaign, "", False
         answer: Any = None
         if isinstance(asked, _Ask):
@@ -228,11 +223,12 @@ class Searches:
         if lost:
             self._restart(campaign, reason)
         if isinstance(asked, _Replay):
-            return Replayed(asked.job, Replay(answer or None, reason, lost))
+            asked.answer.set_result(Replay(answer or None, reason, lost))
+            return []
         if reason and not lost:
             self._note("search_failed", campaign, reason)
         candidates, exhausted = answer or (None, False)
-        return SearchAnswer(asked.request, candidates, exhausted, reason)
+        return [SearchAnswer(asked.request, candidates, exhausted, reason)]
 
     def get_busy_s(self, campaign: str) -> float:
         """Return the seconds that a campaign's search has worked since this engine opened it."""
@@ -284,8 +280,9 @@ class Searches:
             self._again += asked
         else:
             self._died += [SearchAnswer(each.request, None, False) for each in asked]
-        replays = [each for each in dropped if isinstance(each, _Replay)]
-        self._died += [Replayed(each.job, Replay(None, "the search was restarted", lost=True)) for each in replays]
+        for each in dropped:
+            if isinstance(each, _Replay):
+                each.answer.set_result(Replay(None, "the search was restarted", lost=True))
         self._told.drop(lambda each: each.task.campaign == campaign)
 
     def _tell(self, method: Any, task: TaskKey, *arguments: Any, opens: bool = False) -> None:

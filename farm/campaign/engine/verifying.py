@@ -1,98 +1,96 @@
-"""Connect verification with the engine: lend it boards, execute its requests, return the answers.
+"""Connect verification with the engine: lend it boards, and carry out what it asks for.
 
 `farm.campaign.verify` verifies; the roster decides which boards can be lent.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from device_agent.protocol import MeasureSpec, OperatingPoint, RunSpec
 from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.roster import Roster
-from farm.campaign.engine.searches import Replayed, Searches
+from farm.campaign.engine.searches import Searches
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.verify.programs import (
-    BuildWanted,
-    MeasureWanted,
-    ModelWanted,
-    ReplayWanted,
-    Request,
-    RunWanted,
-)
+from farm.campaign.verify.programs import RecordKey, Replay
 from farm.campaign.verify.verification import Verification
+from farm.crew.held_board import Ended
 from farm.errors import FarmError
 from farm.processes.calls import Calls
 from farm.processes.jobs import TIMEOUT_S, JobProcess, ProcessEndedError, take
 from farm.search import tvm_env
+from farm.search.build.build_pool import BuildResult
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order
 
 
 class ModelCompiles:
-    """Jobs for the compiler process, one at a time, each with the caller's key. Not thread-safe."""
+    """Jobs for the compiler process, one at a time, each for a campaign. Not thread-safe."""
 
     def __init__(self) -> None:
         self._process: JobProcess | None = None
-        self._waiting: deque[tuple[Any, Any]] = deque()
-        self._running: Calls[tuple[Any, Any]] = Calls()
+        self._waiting: deque[_Compile] = deque()
+        self._running: Calls[_Compile] = Calls()
 
     def prepare(self) -> None:
         """Start the process, which takes seconds, for an expected job."""
         if self._process is None:
-            self._begin(_load)
+            self.submit("", _load, "the compiler was not started")
+            self.poll()
 
-    def submit(self, key: Any, request: Any) -> None:
-        """Queue `request.job`; `poll` returns the answer."""
-        self._waiting.append((key, request))
+    def submit(self, campaign: str, job: Callable[[], Any], what: str) -> Future[Any]:
+        """Queue a job; return its answer: a result, or the FarmError that it raised."""
+        self._waiting.append(each := _Compile(campaign, job, what, Future()))
+        return each.answer
 
-    def poll(self) -> list[tuple[Any, Any]]:
-        """Return finished requests, each with its result or the FarmError that it raised."""
-        done: list[tuple[Any, Any]] = []
-        for (_, request), call in self._running.take():
+    def poll(self) -> None:
+        """Answer what ended, and begin the next."""
+        for each, call in self._running.take():
             try:
-                answer = take(call, 0.0, request.what if request else "the compiler was not started")
+                each.answer.set_result(take(call, 0.0, each.what))
             except FarmError as error:
-                answer = error
+                each.answer.set_exception(error)
                 if not call.done() or isinstance(call.exception(), ProcessEndedError):
                     self._end()
-            if request is not None:
-                done.append((request, answer))
         if not self._running and self._waiting:
-            key, request = self._waiting.popleft()
+            each = self._waiting.popleft()
             try:
-                self._begin(request.job, key, request)
+                self._process = self._process or JobProcess()
+                self._running.add(self._process.give(each.job), each, TIMEOUT_S)
             except FarmError as error:  # no memory for a process
-                done.append((request, error))
-        return done
+                each.answer.set_exception(error)
 
-    def forget(self, key: Any) -> None:
-        self._waiting = deque(each for each in self._waiting if each[0] != key)
-        if self._running.drop(lambda each: each[0] == key):
+    def forget(self, campaign: str) -> None:
+        self._waiting = deque(each for each in self._waiting if each.campaign != campaign)
+        if self._running.drop(lambda each: each.campaign == campaign):
             self._end()
 
     def close(self) -> None:
         self._waiting.clear()
         self._end()
 
-    def _begin(self, job: Callable[[], Any], key: Any = None, request: Any = None) -> None:
-        if self._process is None:
-            self._process = JobProcess()
-        self._running.add(self._process.give(job), (key, request), TIMEOUT_S)
-
     def _end(self) -> None:
         self._running.drop(lambda _: True)
         process, self._process = self._process, None
         if process is not None:
             process.close()
+
+
+class _Compile(NamedTuple):
+    campaign: str
+    job: Callable[[], Any]
+    what: str
+    answer: Future[Any]
 
 
 def _load() -> None:
@@ -105,24 +103,48 @@ _LEAST_LENT = 2
 _SETTLE_S = 90.0
 
 
-class _Job(NamedTuple):
-    """A request of verification, on its way to execution and back."""
-
-    campaign: str
-    request: Request
-
-
-@dataclasses.dataclass(eq=False)
 class _Open:
-    active: Active
-    verification: Verification
-    boards: set[str] = dataclasses.field(default_factory=set)
-    settle_by_s: float | None = None
+    """A campaign's verification with what it has been lent, and its worker."""
+
+    def __init__(self, active: Active, of: Verifying) -> None:
+        self.active, self._of = active, of
+        self.boards: set[str] = set()
+        self.settle_by_s: float | None = None
+        self.verification: Verification
 
     @property
     def has_host(self) -> bool:
         """Whether its board is the machine that searches and builds, which then rest."""
         return self.verification.rests
+
+    # The worker; a board that has left answers nothing
+
+    def replay(self, key: RecordKey, trace_json: str) -> Future[Replay]:
+        task = v.TaskKey(self.active.name, key.workload, key.board_type, key.point)
+        return self._of.searches.replay(task, trace_json)
+
+    def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> Future[BuildResult]:
+        return self._of.compilers.submit(module_json, target, standalone)
+
+    def run(
+        self, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]
+    ) -> Future[Ended]:
+        return self._of.engine_boards.run(board, point, spec, program, inputs) if board in self.boards else Future()
+
+    def measure(self, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> Future[Ended]:
+        if board not in self.boards:
+            return Future()
+        measured = self._of.engine_boards.measure(board, point, spec, library)
+        measured.add_done_callback(functools.partial(self._charge, board))
+        return measured
+
+    def _charge(self, board: str, measured: Future[Ended]) -> None:
+        ended = measured.result()
+        energy_j = self.active.find_energy_j(board, ended.result, ended.board_s)
+        events.finalist_measured(self._of.fleet, self.active.name, ended.board_s, energy_j)
+
+    def compile(self, job: Callable[[], Any], what: str) -> Future[Any]:
+        return self._of.models.submit(self.active.name, job, what)
 
 
 class Verifying:
@@ -137,11 +159,10 @@ class Verifying:
         engine_boards: boards.EngineBoards,
         compilers: builds.BuildFarm,
         searches: Searches,
-        note: Callable[[str, str, str], None],
     ) -> None:
-        self._settings, self._store, self._fleet, self._roster = settings, store, fleet, roster
-        self._boards, self._compilers, self._searches, self._note = engine_boards, compilers, searches, note
-        self._models = ModelCompiles()
+        self._settings, self._store, self._roster, self.fleet = settings, store, roster, fleet
+        self.engine_boards, self.compilers, self.searches = engine_boards, compilers, searches
+        self.models = ModelCompiles()
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
 
@@ -154,45 +175,44 @@ class Verifying:
         campaign = active.campaign
         trials = max(active.order.budget.trials or 0, campaign.counted) / max(1, len(campaign.tasks))
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
-        verification = Verification(
+        self._open[active.name] = each = _Open(active, self)
+        each.verification = Verification(
             active.id,
             active.order,
             self._store,
             self._settings,
+            each,
             trials=trials,
             rests=rests,
             count_fault=active.count_fault,
         )
-        self._open[active.name] = _Open(active, verification)
         if not rests:  # it loads while finalists are measured
-            self._models.prepare()
+            self.models.prepare()
 
     def stop(self, name: str) -> None:
         """Drop a campaign's verification; its records stay."""
-        self._models.forget(name)
+        self.models.forget(name)
         if name in self._open:
             self._give_boards_back(self._open.pop(name))
 
     def close(self) -> None:
-        self._models.close()
+        self.models.close()
 
     def poll(self) -> None:
         """Take answers, and pause search and build while the machine that they run on measures finalists."""
-        for request, answer in self._models.poll():
-            request.answer = answer
-        self._fleet.reserved = any(each.has_host for each in self._open.values())
+        self.models.poll()
+        self.fleet.reserved = any(each.has_host for each in self._open.values())
 
     def step(self) -> None:
-        """Lend boards, start requests, end verifications that are done."""
+        """Lend boards, let verifications go on, end those that are done."""
         for name, each in list(self._open.items()):
             if not self._is_settled(each):
                 continue
             verification = each.verification
-            if each.has_host and (self._fleet.requests or self._fleet.building):
+            if each.has_host and (self.fleet.requests or self.fleet.building):
                 continue  # what is under way ends first; nothing new begins
             self._lend(each)
-            for request in verification.step(time.monotonic()):
-                self._ask(each, request)
+            verification.step(time.monotonic())
             for board in verification.spare():
                 self._return_surplus(each, board)
             if verification.done:
@@ -235,31 +255,6 @@ class Verifying:
             "timing": verification.finals.is_begun,
         }
 
-    # Answers; each method returns whether the request was its own
-
-    def on_built(self, built: builds.BuildAnswer) -> bool:
-        return self._answer(built.job, built.result)
-
-    def on_replayed(self, answer: Replayed) -> None:
-        self._answer(answer.job, answer.replay)
-
-    def on_ran(self, report: boards.Ran) -> None:
-        self._answer(report.job, (report.outcome, report.outputs))
-
-    def on_measured(self, report: boards.TrialMeasured) -> bool:
-        if not self._answer(report.assignment, (report.outcome, report.board_s)):
-            return False
-        name = report.assignment.campaign
-        energy_j = self._open[name].active.find_energy_j(report) if name in self._open else 0.0
-        events.finalist_measured(self._fleet, name, report.board_s, energy_j)
-        return True
-
-    def _answer(self, job: Any, answer: Any) -> bool:
-        """Pass on the answer of a request of ours; a late one is dropped."""
-        if isinstance(job, _Job):
-            job.request.answer = answer
-        return isinstance(job, _Job)
-
     def take(self, report: boards.Left | boards.AskedBack) -> None:
         """Take back a board that is gone or leaves; its requests are planned anew."""
         for each in self._open.values():
@@ -272,8 +267,8 @@ class Verifying:
         types = {of.board_type for of in each.active.order.types}
         if each.settle_by_s is None:
             each.settle_by_s = time.monotonic() + _SETTLE_S
-            self._boards.ask_reference_kernels(types)
-        return time.monotonic() > each.settle_by_s or not self._boards.is_settling(types)
+            self.engine_boards.ask_reference_kernels(types)
+        return time.monotonic() > each.settle_by_s or not self.engine_boards.is_settling(types)
 
     def _return_surplus(self, each: _Open, board: str) -> None:
         about = self._roster.find(board)
@@ -298,24 +293,9 @@ class Verifying:
         """Limit how many boards of a type are lent: all, or half of them while searches have work for them."""
         here = self._roster.count(order, board_type)
         searched = any(
-            lane.board_type == board_type and lane.campaign.status is v.Status.RUNNING for lane in self._fleet.lanes
+            lane.board_type == board_type and lane.campaign.status is v.Status.RUNNING for lane in self.fleet.lanes
         )
         return max(_LEAST_LENT, here // 2) if searched else here
-
-    def _ask(self, each: _Open, request: Request) -> None:
-        job = _Job(each.active.name, request)
-        match request:
-            case ReplayWanted(key=key):
-                task = v.TaskKey(each.active.name, key.workload, key.board_type, key.point)
-                self._searches.replay(job, task, request.trace_json)
-            case BuildWanted():
-                self._compilers.submit(job, request.module_json, request.target, request.standalone)
-            case RunWanted():
-                self._boards.run(job, request.board, request.point, request.spec, request.program, request.inputs)
-            case MeasureWanted():
-                self._boards.measure(job, request.board, request.point, request.spec, request.library)
-            case ModelWanted():
-                self._models.submit(each.active.name, request)
 
     def _return(self, each: _Open, board: str) -> None:
         each.boards.discard(board)

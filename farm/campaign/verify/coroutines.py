@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Find = Callable[[], Any]
@@ -20,13 +21,10 @@ def until(find: Callable[[], T | None]) -> Generator[Find, T, T]:
     return (yield find)
 
 
-class Promise(Generic[T]):
-    """Is awaited until `answer` is set."""
-
-    answer: T | None = None
-
-    def __await__(self) -> Generator[Find, T, T]:
-        return (yield lambda: self.answer)
+async def done(future: Future[T]) -> T:
+    """Wait for a future, and return its result; or raise its error."""
+    await until(future.done)
+    return future.result()
 
 
 class Running:

@@ -29,8 +29,8 @@ from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
 from farm.campaign.plan_estimate import find_final_s
 from farm.campaign.verify import final_rules
-from farm.campaign.verify.coroutines import Loop, Promise, until
-from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, ModelWanted, Outbox, RunWanted
+from farm.campaign.verify.coroutines import Loop, done, until
+from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, Preparations, Worker
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
@@ -59,7 +59,7 @@ class FinalKey(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Stage(Promise["Timed | FarmError"]):
+class Stage:
     """Contenders that a board of a type times in turns. `is_begun`: a board does, `board` was the last that did.
     `watched`: the times of functions are wanted too, from extra runs after the timed ones.
     """
@@ -71,16 +71,24 @@ class Stage(Promise["Timed | FarmError"]):
     is_begun: bool = False
     losses: int = 0
     board: str = ""
+    answer: Timed | FarmError | None = None
 
 
 class Finals:
     """The finals of one campaign, begun once its workloads are verified."""
 
     def __init__(
-        self, loop: Loop, outbox: Outbox, campaign: int, order: Order, store: Store, settings: Settings
+        self,
+        loop: Loop,
+        worker: Worker,
+        preparations: Preparations,
+        campaign: int,
+        order: Order,
+        store: Store,
+        settings: Settings,
     ) -> None:
         """Read earlier decisions from the store."""
-        self._loop, self._outbox = loop, outbox
+        self._loop, self._worker, self._preparations = loop, worker, preparations
         self._campaign, self._order, self._store, self._settings = campaign, order, store, settings
         self.documents: list[dict[str, Any]] = [
             dict(each.evidence) for each in store.decisions.fetch(campaign=campaign)
@@ -214,10 +222,8 @@ class Finals:
 
     async def _ask(self, job: Callable[[], Any], key: FinalKey) -> Any:
         """Return the result of compiling. Raises what that raises."""
-        answer = await self._outbox.ask(ModelWanted(job, f"{key.model} was not compiled for {key.board_type}"))
-        if isinstance(answer, FarmError):
-            raise answer
-        return answer
+        async with self._preparations:
+            return await done(self._worker.compile(job, f"{key.model} was not compiled for {key.board_type}"))
 
     async def _measure(self, final: _Final, names: Sequence[str], watched: bool = False) -> Timed:
         """Time contenders in turns. Raises FarmError where no board does it in time, or none of them runs."""
@@ -251,14 +257,15 @@ class Finals:
             nonlocal faults
             while True:
                 inputs = dict(variant.inputs)
-                outcome, outputs = await self._outbox.ask(RunWanted(board, point, spec, variant.program, inputs))
+                ended = await done(self._worker.run(board, point, spec, variant.program, inputs))
+                outcome: Outcome = ended.result
                 # Its functions kept their deadlines: the host, which virtual boards share, may have been slow. TVM's
                 # own code may really take that long.
                 if outcome.status is Status.RUN_TIMEOUT and not variant.baseline and variant.name not in late:
                     late.add(variant.name)
                     continue
                 if outcome.status.fault_side in (None, FaultSide.CANDIDATE):
-                    return outcome, outputs
+                    return outcome, ended.outputs
                 faults += 1
                 if faults >= MAX_FAULTS:
                     return UnavailableError(f"{faults} runs failed: {outcome.status} {outcome.message}".rstrip())

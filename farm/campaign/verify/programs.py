@@ -10,9 +10,9 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from concurrent.futures import Future
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from device_agent.protocol import (
@@ -28,9 +28,10 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from farm.artifacts.verify import OutputComparison, compare
-from farm.campaign.verify.coroutines import Loop, Promise, Running, until
+from farm.campaign.verify.coroutines import Loop, Running, done, until
+from farm.crew.held_board import Ended
 from farm.errors import InternalError
-from farm.measure.arrays import Arrays, read_arguments
+from farm.measure.arrays import read_arguments
 from farm.search import gpus
 from farm.search.build.build_pool import BuildResult
 from farm.settings import Settings
@@ -65,95 +66,44 @@ class Replay(NamedTuple):
     lost: bool = False
 
 
-@dataclasses.dataclass(eq=False)
-class ReplayWanted(Promise[Replay]):
-    """Request: have the campaign's search replay a trace. Any of `key`'s tasks will do for it."""
+class Worker(Protocol):
+    """Carries out what a verification asks for. Answers come as futures; each is of use once."""
 
-    key: RecordKey
-    trace_json: str = dataclasses.field(repr=False)
+    def replay(self, key: RecordKey, trace_json: str) -> Future[Replay]:
+        """Have the campaign's search replay a trace. Any of `key`'s tasks will do for it."""
 
+    def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> Future[BuildResult]:
+        """Compile a function (TVM's JSON) for a target."""
 
-@dataclasses.dataclass(eq=False)
-class BuildWanted(Promise[BuildResult]):
-    """Request: compile a function (TVM's JSON) for a target."""
+    def run(
+        self, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]
+    ) -> Future[Ended]:
+        """Run a program on a lent board with clocks at `point`; the answer has its outcome and outputs."""
 
-    module_json: str = dataclasses.field(repr=False)
-    target: Mapping[str, Any]
-    standalone: bool
+    def measure(self, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> Future[Ended]:
+        """Time a library on a lent board with clocks at `point`; the answer has its outcome and the board's time."""
 
-
-@dataclasses.dataclass(eq=False)
-class RunWanted(Promise[tuple[Outcome, Arrays]]):
-    """Request: run a program on a lent board with clocks at `point`; the answer has its outputs."""
-
-    board: str
-    point: OperatingPoint
-    spec: RunSpec
-    program: bytes = dataclasses.field(repr=False)
-    inputs: dict[str, npt.NDArray[np.generic]] = dataclasses.field(repr=False)
+    def compile(self, job: Callable[[], Any], what: str) -> Future[Any]:
+        """Run `job`, which compiles, in a process of its own. `what` begins the message of an error of the process."""
 
 
-@dataclasses.dataclass(eq=False)
-class MeasureWanted(Promise[tuple[Outcome, float]]):
-    """Request: time a library on a lent board with clocks at `point`.
+class Preparations:
+    """Replays, builds and models under way, as a context: one begins once `may_begin`, which all wait for."""
 
-    The answer includes the board's time in seconds.
-    """
+    def __init__(self, may_begin: Callable[[], bool]) -> None:
+        self._may_begin = may_begin
+        self.count = 0
 
-    board: str
-    point: OperatingPoint
-    spec: MeasureSpec
-    library: bytes = dataclasses.field(repr=False)
+    async def __aenter__(self) -> None:
+        self.count += 1
+        try:
+            await until(self._may_begin)
+        except BaseException:
+            self.count -= 1
+            raise
 
-
-@dataclasses.dataclass(eq=False)
-class ModelWanted(Promise[Any]):
-    """Request: run `job`, which compiles, in a process of its own.
-
-    The answer is its result or FarmError; `what` begins the message of an error of the process.
-    """
-
-    job: Callable[[], Any] = dataclasses.field(repr=False)
-    what: str
-
-
-Request = ReplayWanted | BuildWanted | RunWanted | MeasureWanted | ModelWanted
-Preparing = ReplayWanted | BuildWanted | ModelWanted
-R = TypeVar("R", ReplayWanted, BuildWanted, RunWanted, MeasureWanted, ModelWanted)
-
-
-class Outbox:
-    """Requests that were not passed on yet, and open preparations: replays and builds."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Request] = []
-        self._preparing: list[Preparing] = []
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether a replay, a build or a model was requested and not answered."""
-        return any(request.answer is None for request in self._preparing)
-
-    def ask(self, request: R) -> R:
-        """Queue a request; return it, to be awaited."""
-        self._waiting.append(request)
-        if isinstance(request, Preparing):
-            self._preparing.append(request)
-        return request
-
-    def hand_over(self, prepare: bool) -> list[Request]:
-        """Return each new request once; preparations only with `prepare`."""
-        self._preparing = [request for request in self._preparing if request.answer is None]
-        waiting, self._waiting = self._waiting, []
-        if not prepare:
-            self._waiting = [request for request in waiting if isinstance(request, Preparing)]
-        return [request for request in waiting if request not in self._waiting]
-
-    def forget(self, board: str) -> None:
-        """Drop requests for a board that is gone."""
-        self._waiting = [
-            request for request in self._waiting if isinstance(request, Preparing) or request.board != board
-        ]
+    async def __aexit__(self, *_: object) -> None:
+        self.count -= 1
 
 
 # Faults of boards or of unknown cause are retried this often before a program is given up.
@@ -258,12 +208,13 @@ class Program:
 
 
 @dataclasses.dataclass(eq=False)
-class CheckWanted(Promise[tuple[Outcome, Arrays]]):
-    """A built program that a board should run once; `is_begun`: a board does."""
+class Check:
+    """A built program that a board should run once; `is_begun`: a board does. `answer` is there after it."""
 
     program: Program
     binary: bytes = dataclasses.field(repr=False)
     is_begun: bool = False
+    answer: Ended | None = None
 
 
 class Programs:
@@ -272,16 +223,18 @@ class Programs:
     def __init__(
         self,
         loop: Loop,
-        outbox: Outbox,
+        worker: Worker,
+        preparations: Preparations,
         workloads: Mapping[Place, Workload],
         find_target: Callable[[Program], Mapping[str, Any]],
         note_retry: Callable[[Program, FaultSide, str], None],
     ) -> None:
         """`note_retry` gets each failure after which a program is tried again."""
         self._note_retry = note_retry
-        self._loop, self._outbox, self._workloads, self._find_target = loop, outbox, workloads, find_target
+        self._loop, self._worker, self._preparations = loop, worker, preparations
+        self._workloads, self._find_target = workloads, find_target
         self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
-        self._checks: list[CheckWanted] = []
+        self._checks: list[Check] = []
 
     def find(self, key: RecordKey, candidate: str | None, trace_json: str = "") -> Program:
         """Return the program of a candidate (None: of the unscheduled function), and begin to prepare it."""
@@ -294,7 +247,7 @@ class Programs:
             self._programs[name] = program, self._loop.start(self._prepare(program, reference))
         return self._programs[name][0]
 
-    def find_check(self, place: Place) -> CheckWanted | None:
+    def find_check(self, place: Place) -> Check | None:
         """Return a check that a board may begin now."""
         return next((each for each in self._checks if each.program.key.place == place and not each.is_begun), None)
 
@@ -318,10 +271,10 @@ class Programs:
             await until(lambda: program is reference or reference.outputs is not None)
             outcome, outputs = await self._run(program, binary)
             if program is reference:
-                program.outputs = list(outputs.values())
+                program.outputs = outputs
                 program.latency_s = statistics.median(outcome.latency_s) if outcome.latency_s else None
                 return
-            program.comparison = compare(list(outputs.values()), reference.outputs or [])
+            program.comparison = compare(outputs, reference.outputs or [])
             if not program.comparison.matches:
                 program.give_up(Status.WRONG_RESULT, program.comparison.reason)
         except OutError:
@@ -335,7 +288,8 @@ class Programs:
             except InternalError as error:
                 program.give_up(None, error.message)
         while True:
-            found = await self._outbox.ask(ReplayWanted(program.key, program.trace_json))
+            async with self._preparations:
+                found = await done(self._worker.replay(program.key, program.trace_json))
             if found.module_json is not None:
                 return found.module_json
             if not found.lost:  # not the candidate's fault: it ran once
@@ -350,9 +304,10 @@ class Programs:
         target = self._find_target(program)
         built: dict[bool, bytes] = {}
         while missing := {True, program.candidate is None} - built.keys():
-            asked = {alone: self._outbox.ask(BuildWanted(module_json, target, alone)) for alone in sorted(missing)}
-            for standalone, request in asked.items():
-                result = await request
+            async with self._preparations:
+                asked = {alone: self._worker.build(module_json, target, alone) for alone in sorted(missing)}
+                results = {alone: await done(each) for alone, each in asked.items()}
+            for standalone, result in results.items():
                 if result.status is not Status.OK or result.library is None:
                     self._retry(program, result.status, result.message, lost=result.died)
                     continue
@@ -361,17 +316,18 @@ class Programs:
                     program.library, program.sha256, program.build_s = result.library, result.sha256, result.seconds
         return built[True]
 
-    async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, Arrays]:
+    async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, list[npt.NDArray[Any]]]:
         """Have a board run it; `verification` chooses the board and the time."""
         while True:
-            check = CheckWanted(program, binary)
+            check = Check(program, binary)
             self._checks.append(check)
             try:
-                outcome, outputs = await check
+                ended = await until(lambda: check.answer)  # noqa: B023  awaited here
             finally:
                 self._checks.remove(check)
+            outcome: Outcome = ended.result
             if outcome.status is Status.OK:
-                return outcome, outputs
+                return outcome, list(ended.outputs.values())
             self._retry(program, outcome.status, outcome.message, lost=outcome.status is Status.BOARD_LOST)
 
     def _retry(self, program: Program, status: Status, message: str, *, lost: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Turn the best candidates of a campaign into records: check their outputs, measure them again, decide.
 
 Poll-based coroutines: `Programs._prepare` runs for a candidate, `Verification._verify` for a task,
-`Verification._serve` for a lent board. Requests leave by `step`, which resumes the coroutines that were answered.
+`Verification._serve` for a lent board. They await what a `Worker` does; `step` resumes those that were answered.
 Results go to the store first, so a restart repeats no measurement. `task` holds candidates and evidence,
 `farm.selection` rounds and ties.
 """
@@ -12,25 +12,25 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import objectives, programs
-from farm.campaign.verify.coroutines import Loop, Running, until
+from farm.campaign.verify.coroutines import Loop, Running, done, until
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal, VerificationResult
 from farm.campaign.verify.programs import (
-    CheckWanted,
-    MeasureWanted,
-    Outbox,
+    Check,
+    Preparations,
     Program,
     Programs,
     RecordKey,
-    Request,
-    RunWanted,
+    Worker,
 )
 from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
+from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
 from farm.points.values import Objective
@@ -60,8 +60,7 @@ class _Board:
 class Verification:
     """The verification of one campaign. Not thread-safe.
 
-    The caller executes each request and sets its `answer` once, in any order; a late one changes nothing. Boards belong
-    to it from `give` to `take`.
+    Boards belong to it from `give` to `take`.
     """
 
     def __init__(
@@ -70,6 +69,7 @@ class Verification:
         order: Order,
         store: Store,
         settings: Settings,
+        worker: Worker,
         rule: TieRule | None = None,
         trials: float | None = None,
         rests: bool = False,
@@ -107,8 +107,9 @@ class Verification:
         self._boards: dict[str, tuple[_Board, Running]] = {}
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
-        self._loop, self._outbox = Loop(), Outbox()
-        self._programs = Programs(self._loop, self._outbox, self._workloads, self._find_target, self._note_retry)
+        self._loop, self._worker, self._preparations = Loop(), worker, Preparations(self._may_prepare)
+        with_them = self._loop, worker, self._preparations
+        self._programs = Programs(*with_them, self._workloads, self._find_target, self._note_retry)
         for key in _all_tasks(order):
             if key.place not in self._workloads:
                 raise InternalError(f"campaign {campaign} has no workload {key.workload} for {key.board_type}")
@@ -116,7 +117,7 @@ class Verification:
                 self._results[key] = read_result(record)
             else:
                 self._pending.append(key)
-        self._finals = Finals(self._loop, self._outbox, campaign, order, store, settings)
+        self._finals = Finals(*with_them, campaign, order, store, settings)
         for board_type in self._types:
             self._loop.start(self._begin_tasks(board_type))
         self._loop.start(self._begin_finals())
@@ -156,18 +157,19 @@ class Verification:
             _, job = self._boards.pop(board)
             self._loop.run()
             job.close()
-            self._outbox.forget(board)
 
     def spare(self) -> list[str]:
         """Return lent boards without work."""
         return [board.name for board, _ in self._boards.values() if board.work is None]
 
-    def step(self, now_s: float) -> list[Request]:
-        """Return new requests, each once. `now_s` is monotonic."""
+    def step(self, now_s: float) -> None:
+        """Go on as far as it can. `now_s` is monotonic."""
         self._now_s = now_s
         self._finals.tick(now_s)
         self._loop.run()
-        return self._outbox.hand_over(prepare=not self.rests or len(self.spare()) == len(self._boards))
+
+    def _may_prepare(self) -> bool:
+        return not self.rests or len(self.spare()) == len(self._boards)
 
     # Tasks
 
@@ -249,7 +251,7 @@ class Verification:
 
         Tasks for which the board keeps its clocks come first.
         """
-        if board.name not in self._boards or (self.rests and self._outbox.is_preparing):
+        if board.name not in self._boards or (self.rests and self._preparations.count):
             return None
         keys = [key for key in self._active if key.board_type == board.board_type]
         keys.sort(key=lambda key: key.point != board.point)
@@ -264,7 +266,7 @@ class Verification:
         stage = self._finals.find(board.board_type)
         return None if stage is None else self._finals.run(stage, board.name)
 
-    async def _check(self, board: _Board, key: RecordKey, check: CheckWanted) -> None:
+    async def _check(self, board: _Board, key: RecordKey, check: Check) -> None:
         """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
@@ -272,14 +274,14 @@ class Verification:
         spec = programs.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
         point = self._types[key.board_type].points[key.point]
         try:
-            check.answer = await self._outbox.ask(RunWanted(board.name, point, spec, check.binary, inputs))
+            check.answer = await done(self._worker.run(board.name, point, spec, check.binary, inputs))
         finally:
             check.is_begun = check.answer is not None
 
     async def _measure(self, board: _Board, task: VerificationTask, run: RoundRun) -> None:
         """Measure each candidate of a round in turn. If the board is taken away, the round ends as it is."""
         board.point = task.key.point
-        asked: collections.deque[tuple[Program, MeasureWanted]] = collections.deque()
+        asked: collections.deque[tuple[Program, Future[Ended]]] = collections.deque()
         try:
             while run.left or asked:
                 while run.left and len(asked) < _AT_BOARD:
@@ -288,12 +290,11 @@ class Verification:
                         raise InternalError(f"{program.candidate} is measured before it was built")
                     window = task.plan_window(program.candidate or "")
                     spec = programs.to_measure_spec(program, self._order, task.of_type, window)
-                    request = MeasureWanted(board.name, task.point, spec, program.library)
-                    asked.append((program, self._outbox.ask(request)))
-                program, request = asked[0]
-                outcome, board_s = await request
+                    asked.append((program, self._worker.measure(board.name, task.point, spec, program.library)))
+                program, measured = asked[0]
+                ended = await done(measured)
                 asked.popleft()
-                self._take_in(task, run, program, outcome, board_s)
+                self._take_in(task, run, program, ended.result, ended.board_s)
         finally:
             task.contest.end(run)
 
