@@ -1,17 +1,15 @@
 """A host's settings in the user's OpenSSH configuration: address, user, port, keys and jump hosts.
 
-Asks OpenSSH's client (`ssh -G`) if installed, else paramiko reads the file. Connects to nothing.
+OpenSSH's client (`ssh -G`) reads it. Connects to nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import getpass
 import glob
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -19,15 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import paramiko
-
 from farm.errors import DeadlineError, UsageError
 
 # readconf.h of OpenSSH: READCONF_MAX_DEPTH.
 _MOST_INCLUDES = 16
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
-# Match criteria that the farm's own reader decides as OpenSSH does.
-_KNOWN_CRITERIA = frozenset({"all", "host", "originalhost", "localuser"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,38 +75,11 @@ def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
     return Path(name)
 
 
-def require_known(path: Path) -> None:
-    """Refuse a file with a line that the farm's own reader reads differently from OpenSSH. Raises UsageError."""
-    for line in _read_file(path):
-        _require_no_program(line)
-        if what := _find_unknown(line):
-            raise line.refuse(f"{what} is read only by OpenSSH's own client", "Install ssh, or write the line out.")
-
-
 def _require_no_program(line: ConfigLine) -> None:
     words = [word.lstrip("!") for word in line.words]
     if words[0] == "matchexec" or (words[0] == "match" and "exec" in words):
         what = "`Match exec` runs a program, which the farm does not do"
         raise line.refuse(what, "Write a Host section in its place.")
-
-
-def _find_unknown(line: ConfigLine) -> str:
-    keyword, value = line.keyword, line.value
-    if keyword == "include":
-        return "Include"
-    if keyword == "canonicalizehostname" and line.words[1:] != ["no"]:
-        return "CanonicalizeHostname"
-    if keyword in {"identityfile", "identityagent"} and ("%" in value or "${" in value):
-        return f"{value!r} with tokens or variables"
-    if keyword == "hostname" and "%" in value.replace("%h", ""):
-        return f"{value!r} with tokens"
-    if keyword == "match":
-        # A criterion has one value, except `all`, which stands alone.
-        words = re.findall(r'(?:"[^"]*"|[^\s"=])+', value)
-        for word in words if "all" in line.words else words[::2]:
-            if word.lower().lstrip("!") not in _KNOWN_CRITERIA:
-                return f"`Match {word}`"
-    return ""
 
 
 def _read_file(path: Path) -> Iterator[ConfigLine]:
@@ -172,20 +139,14 @@ def find_host(alias: str, path: Path, user: str = "", port: int | None = None) -
     """
     if not path.exists():
         return HostConfig(alias, agent=_find_agent(""))
-    program = shutil.which("ssh")
-    if program is not None:
-        with tempfile.TemporaryDirectory(prefix="farm-ssh-") as folder:
-            said = _ask(program, str(copy_without_programs(path, Path(folder))), alias, user, port)
-        if said is not None:
-            plain = _ask(program, "none", alias, "", None) or {}
-            return _from_openssh(alias, path, said, plain.get("identityfile", []))
-    require_known(path)
-    return _from_paramiko(alias, path)
+    with tempfile.TemporaryDirectory(prefix="farm-ssh-") as folder:
+        said = _ask(str(copy_without_programs(path, Path(folder))), alias, user, port)
+    return _from_openssh(alias, path, said, _ask("none", alias, "", None).get("identityfile", []))
 
 
-def _ask(program: str, path: str, alias: str, user: str, port: int | None) -> dict[str, list[str]] | None:
-    """The output of `ssh -G`, by keyword; None if this `ssh` is not OpenSSH's, or the user has no name."""
-    command = [program, "-G", "-F", path, *(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
+def _ask(path: str, alias: str, user: str, port: int | None) -> dict[str, list[str]]:
+    """The output of `ssh -G`, by keyword."""
+    command = ["ssh", "-G", "-F", path, *(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
     try:
         done = subprocess.run(
             [*command, "--", alias],
@@ -198,12 +159,10 @@ def _ask(program: str, path: str, alias: str, user: str, port: int | None) -> di
     except subprocess.TimeoutExpired as error:
         what = f"`ssh -G {alias}` did not answer within {_ASK_TIMEOUT_S:g} s"
         raise DeadlineError(what, "The configuration may ask a name server: CanonicalizeHostname.") from error
-    except OSError:
-        return None
+    except OSError as error:
+        raise UsageError(f"OpenSSH's configuration cannot be read: {error}", "Install OpenSSH's client.") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
-        if "usage:" in said.lower() or "No user exists" in said:
-            return None
         raise UsageError(
             f"OpenSSH refuses its configuration for {alias}: {' '.join(said.split())}", "It read a copy, line by line."
         )
@@ -263,28 +222,6 @@ def _expand(text: str, tokens: dict[str, str], where: str) -> str:
     return _TOKEN.sub(replace, text)
 
 
-def _from_paramiko(alias: str, path: Path) -> HostConfig:
-    status = path.stat()
-    try:
-        found = _parse(path, status.st_mtime_ns, status.st_size).lookup(alias)
-    except (paramiko.SSHException, ImportError, KeyError) as error:
-        raise UsageError(f"{path}: {error}", "Install OpenSSH's client: the farm asks it.") from error
-    _require_no_proxy_command(alias, path, found.get("proxycommand", "none"))
-    try:
-        port = int(found["port"]) if "port" in found else None
-    except ValueError as error:
-        raise UsageError(f"{path}: the port of {alias} is {found['port']!r}") from error
-    return HostConfig(
-        found.get("hostname", alias),
-        found.get("user", ""),
-        port,
-        tuple(Path(text).expanduser() for text in found.get("identityfile", ())),
-        found.get("identitiesonly", "no").lower() == "yes",
-        _find_agent(found.get("identityagent", "")),
-        _split_jumps(found.get("proxyjump", "")),
-    )
-
-
 def _require_no_proxy_command(alias: str, path: Path, command: str) -> None:
     if command.lower() not in ("", "none"):
         raise UsageError(
@@ -331,13 +268,3 @@ def _find_agent(named: str) -> str:
     if named and named != "SSH_AUTH_SOCK":
         return str(Path(os.path.expandvars(named)).expanduser())
     return os.environ.get("SSH_AUTH_SOCK", "")
-
-
-@functools.lru_cache(maxsize=4)
-def _parse(path: Path, changed_ns: int, size: int) -> paramiko.SSHConfig:
-    """The parsed file; read again after a change."""
-    del changed_ns, size
-    try:
-        return paramiko.SSHConfig.from_path(str(path))
-    except (OSError, UnicodeDecodeError, paramiko.SSHException) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
