@@ -23,7 +23,7 @@ from farm.crew.local import LocalFarm
 from farm.crew.site import Site
 from farm.errors import FarmError
 from farm.inventory.board_types import BoardType
-from farm.measure.blocking import open_loop
+from farm.measure.blocking import LoopThread
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
@@ -61,12 +61,12 @@ class Crew(Closing):
         self.boards: list[DrivenBoard] = []
         self._location, self._note = settings.store_location, note
         self._held: dict[DrivenBoard, contextlib.ExitStack] = {}
-        self._loop, self._thread = open_loop("farm-crew", self._live)
+        self._loop = LoopThread("farm-crew", self._live)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start `work` on the thread. From any thread. It is cancelled at the crew's end."""
         try:
-            return self._loop.start_task_soon(lambda: work)
+            return self._loop.start(work)
         except RuntimeError:  # the loop is closed
             work.close()
             over: Future[T] = Future()
@@ -95,9 +95,7 @@ class Crew(Closing):
 
     def close(self) -> None:
         """Cancel all work (its waiters get WorkStoppedError), and return all boards. Safe to call twice."""
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.start_task_soon(self._loop.stop, True)
-        self._thread.join(_END_TIMEOUT_S)
+        self._loop.stop(_END_TIMEOUT_S)
 
     @contextlib.contextmanager
     def _live(self) -> Iterator[None]:

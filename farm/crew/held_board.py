@@ -202,7 +202,7 @@ class HeldBoard:
 
     def ask(self, request: Request) -> Future[Ended]:
         """Queue a job. To cancel it, begun or not, revokes it: the session of a running one ends."""
-        job: Future[Ended] = self._loop.start_task_soon(self._work, request)
+        job: Future[Ended] = self._loop.start(self._work(request))
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
         return job
@@ -215,7 +215,7 @@ class HeldBoard:
         """End the session and all jobs soon. The board's agent restores its clocks."""
         for job in list(self._jobs):
             job.cancel()
-        return self._loop.start_task_soon(self._end)
+        return self._loop.start(self._end())
 
     def stop(self) -> None:
         """End the session and all jobs. Safe to call twice."""

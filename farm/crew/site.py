@@ -35,7 +35,7 @@ def find_outage(tracker: Tracker | None) -> str:
     if tracker is None:
         return "the farm's services are not up yet"
     try:
-        start_loop().call(tracker.fetch_summary, _TRACKER_TIMEOUT_S)
+        start_loop().call(tracker.fetch_summary(_TRACKER_TIMEOUT_S))
     except (TransientError, UnavailableError) as error:
         return f"the farm's services do not answer ({error.message})"
     return ""

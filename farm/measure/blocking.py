@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
-import anyio
 import numpy.typing as npt
-from anyio.from_thread import BlockingPortal
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinReport, PowerSpec, PowerTrace, RunSpec
 from farm.closing import Closing
@@ -19,42 +18,62 @@ from farm.errors import TransientError
 from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 
-
-@functools.cache
-def start_loop() -> BlockingPortal:
-    """Return the loop of sessions, whose thread ends with the process. Raises TransientError where it cannot start."""
-    return open_loop("farm-boards", contextlib.nullcontext)[0]
+T = TypeVar("T")
 
 
-def open_loop(
-    name: str, within: Callable[[], contextlib.AbstractContextManager[Any]]
-) -> tuple[BlockingPortal, threading.Thread]:
-    """Start a thread with a loop, which runs in `within`, until its `stop`.
+class LoopThread:
+    """A loop on a thread of its own, for coroutines of other threads."""
 
-    Raises what `within` raises, TransientError where there is no memory for a thread.
-    """
-    started: Future[BlockingPortal] = Future()
+    def __init__(self, name: str, within: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        """Start it, to run in `within` until `stop`.
 
-    async def serve() -> None:
-        with within():
-            async with BlockingPortal() as portal:
-                started.set_result(portal)
-                await portal.sleep_until_stopped()
-
-    def run() -> None:
+        Raises what `within` raises, TransientError where there is no memory for a thread.
+        """
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started, within), name=name, daemon=True)
         try:
-            anyio.run(serve)
+            self._thread.start()
+            started.result()
+        except (RuntimeError, OSError) as error:  # what Python makes of EAGAIN and ENOMEM, or no descriptor is left
+            raise TransientError(f"a thread for boards cannot be started: {error}") from error
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine soon. To cancel the answer cancels it. Raises RuntimeError after the loop's end."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and wait for it."""
+        return self.start(work).result()
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel all coroutines, and end the thread. Safe to call twice."""
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(timeout_s)
+
+    def _run(self, started: Future[None], within: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        try:
+            asyncio.run(self._serve(started, within))
         except BaseException as error:  # the edge of a thread
             if started.done():
                 raise
             started.set_exception(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    try:
-        thread.start()
-        return started.result(), thread
-    except (RuntimeError, OSError) as error:  # what Python makes of EAGAIN and ENOMEM, or no descriptor is left
-        raise TransientError(f"a thread for boards cannot be started: {error}") from error
+    async def _serve(self, started: Future[None], within: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        with within():
+            started.set_result(None)
+            await self._stopped.wait()
+            work = asyncio.all_tasks() - {asyncio.current_task()}
+            for each in work:
+                each.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+
+@functools.cache
+def start_loop() -> LoopThread:
+    """Return the loop of sessions, whose thread ends with the process. Raises TransientError where it cannot start."""
+    return LoopThread("farm-boards", contextlib.nullcontext)
 
 
 class BlockingSession(Closing):
@@ -62,8 +81,8 @@ class BlockingSession(Closing):
 
     def __init__(self, *where: Any, **options: Any) -> None:
         """Take what `BoardSession.open` takes, and raise what it raises."""
-        self._portal = start_loop()
-        self._session = self._portal.call(lambda: BoardSession.open(*where, **options))
+        self._loop = start_loop()
+        self._session = self._loop.call(BoardSession.open(*where, **options))
         self.key, self.description = self._session.key, self._session.description
 
     @property
@@ -71,26 +90,26 @@ class BlockingSession(Closing):
         return self._session.sent_bytes
 
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
-        return self._portal.call(self._session.measure, spec, library)
+        return self._loop.call(self._session.measure(spec, library))
 
     def run_model(
         self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
-        ran: tuple[Outcome, Arrays] = self._portal.call(self._session.run_model, spec, program, inputs)
+        ran: tuple[Outcome, Arrays] = self._loop.call(self._session.run_model(spec, program, inputs))
         return ran
 
     def pin(self, point: OperatingPoint) -> PinReport:
-        return self._portal.call(self._session.pin, point)
+        return self._loop.call(self._session.pin(point))
 
     def unpin(self) -> PinReport:
-        return self._portal.call(self._session.unpin)
+        return self._loop.call(self._session.unpin())
 
     def power(self, spec: PowerSpec) -> PowerTrace:
-        return self._portal.call(self._session.power, spec)
+        return self._loop.call(self._session.power(spec))
 
     def cut(self) -> None:
         """End the running call, and the session with it. From any thread; the owner still calls `close`."""
-        self._portal.start_task_soon(self._session.aclose)
+        self._loop.start(self._session.aclose())
 
     def close(self) -> None:
-        self._portal.call(self._session.aclose)
+        self._loop.call(self._session.aclose())

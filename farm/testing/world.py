@@ -286,13 +286,13 @@ class PlayedFuture:
 
 
 class Portal:
-    """In place of the `BlockingPortal` of sessions."""
+    """In place of the `LoopThread` of sessions."""
 
-    def start_task_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> PlayedFuture:
-        return PlayedFuture(get_world().create_task(work(*arguments)))
+    def start(self, work: Coroutine[Any, Any, Any]) -> PlayedFuture:
+        return PlayedFuture(get_world().create_task(work))
 
-    def call(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
-        return wait(work(*arguments))
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return wait(work)
 
 
 def get_world() -> World:

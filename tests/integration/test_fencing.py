@@ -229,7 +229,7 @@ def test_a_session_whose_lease_is_over_gets_nothing_done(client: Tracker, agent:
     with BlockingSession(client, agent.key, lease=make_lease(agent, 7, "over")) as session:
         stale = LeaseClaim("over", 6, "left", "tuning")
         report = ClaimReport.from_json(
-            str(session._portal.call(session._session._call, protocol.CLAIM, 5.0, stale.to_json()))
+            str(session._loop.call(session._session._call(protocol.CLAIM, 5.0, stale.to_json())))
         )
         assert report.status is ClaimStatus.REFUSED
         outcome = session.measure(coordinator.SPEC, matmul)
