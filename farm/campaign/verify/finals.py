@@ -30,7 +30,7 @@ from farm.artifacts.verify import compare
 from farm.campaign.plan_estimate import find_final_s
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.coroutines import Loop, done, until
-from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, Preparations, Worker
+from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, Preparations, VerificationWorker
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
@@ -80,7 +80,7 @@ class Finals:
     def __init__(
         self,
         loop: Loop,
-        worker: Worker,
+        worker: VerificationWorker,
         preparations: Preparations,
         campaign: int,
         order: Order,

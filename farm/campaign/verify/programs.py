@@ -66,7 +66,7 @@ class Replay(NamedTuple):
     lost: bool = False
 
 
-class Worker(Protocol):
+class VerificationWorker(Protocol):
     """Carries out what a verification asks for. Answers come as futures; each is of use once."""
 
     def replay(self, key: RecordKey, trace_json: str) -> Future[Replay]:
@@ -208,7 +208,7 @@ class Program:
 
 
 @dataclasses.dataclass(eq=False)
-class Check:
+class ProgramCheck:
     """A built program that a board should run once; `is_begun`: a board does. `answer` is there after it."""
 
     program: Program
@@ -223,7 +223,7 @@ class Programs:
     def __init__(
         self,
         loop: Loop,
-        worker: Worker,
+        worker: VerificationWorker,
         preparations: Preparations,
         workloads: Mapping[Place, Workload],
         find_target: Callable[[Program], Mapping[str, Any]],
@@ -234,7 +234,7 @@ class Programs:
         self._loop, self._worker, self._preparations = loop, worker, preparations
         self._workloads, self._find_target = workloads, find_target
         self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
-        self._checks: list[Check] = []
+        self._checks: list[ProgramCheck] = []
 
     def find(self, key: RecordKey, candidate: str | None, trace_json: str = "") -> Program:
         """Return the program of a candidate (None: of the unscheduled function), and begin to prepare it."""
@@ -247,7 +247,7 @@ class Programs:
             self._programs[name] = program, self._loop.start(self._prepare(program, reference))
         return self._programs[name][0]
 
-    def find_check(self, place: Place) -> Check | None:
+    def find_check(self, place: Place) -> ProgramCheck | None:
         """Return a check that a board may begin now."""
         return next((each for each in self._checks if each.program.key.place == place and not each.is_begun), None)
 
@@ -319,7 +319,7 @@ class Programs:
     async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, list[npt.NDArray[Any]]]:
         """Have a board run it; `verification` chooses the board and the time."""
         while True:
-            check = Check(program, binary)
+            check = ProgramCheck(program, binary)
             self._checks.append(check)
             try:
                 ended = await until(lambda: check.answer)  # noqa: B023  awaited here

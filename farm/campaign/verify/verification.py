@@ -1,7 +1,8 @@
 """Turn the best candidates of a campaign into records: check their outputs, measure them again, decide.
 
 Poll-based coroutines: `Programs._prepare` runs for a candidate, `Verification._verify` for a task,
-`Verification._serve` for a lent board. They await what a `Worker` does; `step` resumes those that were answered.
+`Verification._serve` for a lent board. They await what a `VerificationWorker` does; `step` resumes
+those that were answered.
 Results go to the store first, so a restart repeats no measurement. `task` holds candidates and evidence,
 `farm.selection` rounds and ties.
 """
@@ -22,12 +23,12 @@ from farm.campaign.verify.coroutines import Loop, Running, done, until
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal, VerificationResult
 from farm.campaign.verify.programs import (
-    Check,
     Preparations,
     Program,
+    ProgramCheck,
     Programs,
     RecordKey,
-    Worker,
+    VerificationWorker,
 )
 from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
 from farm.crew.held_board import Ended
@@ -69,7 +70,7 @@ class Verification:
         order: Order,
         store: Store,
         settings: Settings,
-        worker: Worker,
+        worker: VerificationWorker,
         rule: TieRule | None = None,
         trials: float | None = None,
         rests: bool = False,
@@ -266,7 +267,7 @@ class Verification:
         stage = self._finals.find(board.board_type)
         return None if stage is None else self._finals.run(stage, board.name)
 
-    async def _check(self, board: _Board, key: RecordKey, check: Check) -> None:
+    async def _check(self, board: _Board, key: RecordKey, check: ProgramCheck) -> None:
         """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
