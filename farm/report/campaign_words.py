@@ -328,14 +328,19 @@ def _boards(document: Document) -> Iterator[PageTable]:
 
 def _trials(document: Document) -> Iterator[PageTable | str]:
     trials = document["trials"]
-    rows = [(said, f"{trials['by_side'].get(side, 0):,}") for side, said in _SIDES.items()]
-    yield make_table(("trials by whose fault it was", "count"), rows)
-    statuses = {status: count for status, count in trials["by_status"].items() if status != "ok"}
-    if statuses:
-        yield "Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + "."
+    yield from list_trials(trials["by_side"], trials["by_status"])
     again = trials["by_purpose"].get("winner", 0)
     if again:
         yield f"{again:,} of them measured the best candidates again; these are not charged to the budget."
+
+
+def list_trials(by_side: Mapping[str, int], by_status: Mapping[str, int]) -> Iterator[PageTable | str]:
+    """Return a table of trials by fault side, and the statuses of those that were not ok."""
+    rows = [(said, f"{by_side.get(side, 0):,}") for side, said in _SIDES.items()]
+    yield make_table(("trials by fault side", "count"), rows)
+    statuses = {status: count for status, count in by_status.items() if count and status != "ok"}
+    if statuses:
+        yield "Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + "."
 
 
 def _warm_start(document: Document) -> Iterator[Listing]:
