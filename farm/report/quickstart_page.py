@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.report import campaign_rows, campaign_words, pages
+from farm.report import campaign_rows, pages
 from farm.report.charts import Picture
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.units import NOTHING, format_count, format_duration, format_latency, format_number, seconds_scale
@@ -191,7 +191,9 @@ def _workloads(document: Document) -> Iterator[PageTable | str]:
 
 
 def _trials(document: Document) -> Iterator[PageTable | str]:
-    yield from campaign_words.list_trials(_count_sides(document), document["trials"].get("by_status") or {})
+    yield make_table(("trials by fault side", "count"), campaign_rows.list_sides(_count_sides(document)))
+    if said := campaign_rows.note_statuses(document["trials"].get("by_status") or {}):
+        yield said
     if reused := document.get("records_reused"):
         yield f"The run started from {reused} records of earlier runs."
     first_s = document.get("seconds_to_first_trial")
