@@ -22,10 +22,10 @@ from farm.artifacts.manifest import Artifact, Manifest, Moment, Seconds, Sha256,
 from farm.artifacts.places import new_file
 from farm.artifacts.timing import ROUNDS, Timed
 from farm.errors import PermanentError, UsageError
-from farm.evaluation import scores
 from farm.evaluation.evaluate import Scorer
 from farm.evaluation.scores import Interval
 from farm.inventory.documents import StrictModel, check_document
+from farm.measure import statistics
 from farm.selection import tie
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
@@ -43,7 +43,6 @@ EXAMPLES = (
 )
 _TIMED = ("latency", "p90", "p99", "energy")
 _QUANTILES = {"p90": 0.9, "p99": 0.99}
-_DRAWS, _SEED = 2000, 7
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
 # A figure and both ends of its interval, equal where it is exact.
 
@@ -171,10 +170,8 @@ def _find_figure(metric: str, artifacts: Mapping[str, Artifact], timed: Timed, n
     if metric == "latency":
         return (summary.median, summary.ci_low, summary.ci_high) if summary else None
     if metric in _QUANTILES:
-        values = np.asarray(timed.samples[name])
-        drawn = values[np.random.default_rng(_SEED).integers(0, len(values), (_DRAWS, len(values)))]
-        value = float(np.quantile(values, _QUANTILES[metric]))
-        return scores.find_quantiles(value, np.quantile(drawn, _QUANTILES[metric], 1))
+        share = _QUANTILES[metric]
+        return float(np.quantile(timed.samples[name], share)), *statistics.bound_quantile(timed.samples[name], share)
     if metric == "energy":
         if energy is None or energy.per_call_j is None or energy.per_call_ci_j is None:
             return None

@@ -107,7 +107,7 @@ def _list_forms(arrays: bytes, stacked: int) -> Any:
 
 def make_emulated(segments: Sequence[Segment]) -> work.Work:
     """Work of emulated code, which is deterministic. Seconds stand for cycles at 1 GHz."""
-    return work.Work(max(1e-9, sum(each[2] for each in segments) / 1e9), 0.0, (), True, tuple(segments))
+    return work.Work(max(1e-9, sum(each[2] for each in segments) / 1e9), 0.0, (), tuple(segments))
 
 
 class Pace:
@@ -174,11 +174,11 @@ class Pace:
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
         """Let the board make `calls` calls; return its seconds per call.
 
-        Executes the program once, to detect hangs, and more often if its cost is unknown or was measured under load;
-        otherwise charges modelled time. Raises OverrunError as soon as the board would miss its limit.
+        Executes the program once, to detect hangs, and more often if its cost is unknown; otherwise charges modelled
+        time. Raises OverrunError as soon as the board would miss its limit.
         """
         if self._work is None:
-            self._work = self._find_work()
+            self._work = self._book.find(self._key)
             if self._work is not None:
                 if self._again:
                     run(1)
@@ -201,13 +201,6 @@ class Pace:
         if self._owed_s >= _BLOCK_S:
             self.settle()
         return board_s
-
-    def _find_work(self) -> work.Work | None:
-        """The known cost; None also for one measured under load that can be measured in quiet now."""
-        known = self._book.find(self._key)
-        if known is None or known.quiet or known.kernels or work.is_host_busy():
-            return known
-        return None
 
     def board_seconds(self, done: work.Work) -> float:
         """The board's time for this work at its present clocks."""

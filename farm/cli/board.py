@@ -14,7 +14,6 @@ import typer
 
 from farm import settings
 from farm.cli import (
-    board_certify,
     board_power,
     board_remote,
     board_trust,
@@ -312,6 +311,5 @@ app.command("logs")(board_remote.logs)
 app.command("trust")(board_trust.trust)
 app.command("provision")(provision.provision)
 app.command("doctor")(doctor.board_doctor)
-app.command("certify")(board_certify.certify)
 app.command("power")(board_power.power)
 app.command("reserve")(queue.reserve)

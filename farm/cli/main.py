@@ -21,6 +21,8 @@ from farm.processes import listening
 from farm.version import __version__
 
 _QUOTED = re.compile(r"'([^']*)'")
+# Commands of earlier versions, and what does the same.
+_GONE = {"certify": "It is `farm board doctor NAME --hardware --report FILE.json` now."}
 
 
 def leave(error: Any) -> None:
@@ -45,7 +47,7 @@ def translate(error: Any) -> UsageError:
         near = _QUOTED.findall(found[2])
         where = "" if command == "farm" else f" {command.removeprefix('farm ')!r} has"
         said = f"there is no command {found[1]!r}" if not where else f"the noun{where} no command {found[1]!r}"
-        return UsageError(said, _mean(near) or help_hint)
+        return UsageError(said, _GONE.get(found[1]) or _mean(near) or help_hint)
     if found := re.match(r"No such option: (\S+)", message):
         return UsageError(f"there is no option {found[1]}", _mean(getattr(error, "possibilities", None)) or help_hint)
     if found := re.match(r"Missing (argument|option|parameter)s? '?([^'.]*)", message):

@@ -43,6 +43,8 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     else:
         number = document["sweep"]
         output.say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
+    if any(series["pick"] for series in document["series"]):
+        output.say("`farm campaign run FILE` with the pick under `operating_points` finds the schedules best there")
 
 
 def _print_variants(document: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from farm.errors import PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.arrays import Arrays
 from farm.measure.blocking import BlockingSession
+from farm.measure.statistics import CONFIDENCE, bound_drawn
 from farm.search.build import golden
 from farm.store import Store
 from farm.types.documents import BoardEvent, BoardInfo, BoardInFull
@@ -74,7 +75,6 @@ def check(outcome: Outcome, outputs: Arrays) -> None:
 # percentile intervals), and a fixed seed, so that equal samples give equal answers.
 _RESAMPLES = 2000
 _SEED = 0
-CONFIDENCE = 0.95
 # Below this a percentile interval of a median is too narrow; five values bound it by their extremes with 93.75 %
 # confidence (order statistics: 1 - 2 / 2**5).
 MIN_SAMPLES = 5
@@ -158,20 +158,13 @@ def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance:
     unknown.
 
     `medians_s` is oldest first. A slow drift becomes the board's own history; then its factor against the type shows it
-    (`find_outlier`). After an intended change the history begins anew by `farm board replace`.
+    (`fit_factor`). After an intended change the history begins anew by `farm board replace`.
     """
     factor = compare_with_history(medians_s[-recent:], medians_s[:-recent])
     if factor is None or not factor.exceeds(tolerance):
         return ""
-    return f"golden kernel {factor.percent} against its own history ({_interval(factor)}, {factor.samples} runs)"
-
-
-def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], tolerance: float = TYPE_TOLERANCE) -> str:
-    """Explain how a board differs from others of its type (`fit_factor`); empty where it does not."""
-    factor = fit_factor(board, medians_s)
-    if factor is None or not factor.exceeds(tolerance):
-        return ""
-    return f"golden kernel {factor.percent} against {factor.boards} boards of its type ({_interval(factor)})"
+    interval = f"{CONFIDENCE:.0%} interval {factor.ci_low:.3f} to {factor.ci_high:.3f}"
+    return f"golden kernel {factor.percent} against its own history ({interval}, {factor.samples} runs)"
 
 
 def _to_array(values: Sequence[float]) -> _Floats:
@@ -186,13 +179,7 @@ def _resample_medians(values: _Floats, rng: np.random.Generator) -> _Floats:
 
 
 def _to_factor(ratio: float, ratios: _Floats, samples: int, boards: int) -> Factor:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(ratios, [tail, 1 - tail])
-    return Factor(ratio, float(low), float(high), samples, boards)
-
-
-def _interval(factor: Factor) -> str:
-    return f"{CONFIDENCE:.0%} interval {factor.ci_low:.3f} to {factor.ci_high:.3f}"
+    return Factor(ratio, *bound_drawn(ratios), samples, boards)
 
 
 # Of each board of the type.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UnavailableError
+from farm.measure.statistics import bound_drawn
 
 # A figure and both ends of its interval at 95 %.
 Interval = tuple[float, float, float]
@@ -107,8 +108,8 @@ class Precision:
 
 
 def find_quantiles(value: float, drawn: npt.NDArray[np.float64]) -> Interval:
-    """Return a figure with the percentile bootstrap's interval (Efron 1979, Annals of Statistics 7)."""
-    low, high = (float(each) for each in np.quantile(drawn, (0.025, 0.975)))
+    """Return a figure with its interval from resamples."""
+    low, high = bound_drawn(drawn)
     return value, min(low, value), max(high, value)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 CONFIDENCE = 0.95
 
@@ -34,7 +36,7 @@ def summarise(samples: Sequence[float]) -> SampleSummary:
     if values.size == 0:
         raise ValueError("no samples to summarise")
     p90, p99 = (float(each) for each in np.quantile(values, (0.9, 0.99)))
-    low, high = (float(values[list(ranks)].mean()) for ranks in _find_interval(values.size))
+    low, high = bound_quantile(values, 0.5)
     return SampleSummary(
         count=int(values.size),
         median=float(np.median(values)),
@@ -49,18 +51,35 @@ def summarise(samples: Sequence[float]) -> SampleSummary:
     )
 
 
+def bound_quantile(samples: Sequence[float] | npt.NDArray[np.float64], share: float) -> tuple[float, float]:
+    """Return the interval of a quantile: the percentile bootstrap's, in closed form."""
+    values = np.sort(np.asarray(samples, dtype=np.float64))
+    ranks, weight = _find_ranks(values.size, share)
+    low, high = ((1 - weight) * values[below] + weight * values[above] for below, above in ranks)
+    return float(low), float(high)
+
+
+def bound_drawn(drawn: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the interval of a figure from its values in resamples: the percentile bootstrap's."""
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
 @functools.lru_cache(maxsize=4096)
-def _find_interval(count: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the ranks of `count` sorted samples that bound the bootstrap's medians: two for each bound, from 0.
+def _find_ranks(count: int, share: float) -> tuple[tuple[tuple[int, int], tuple[int, int]], float]:
+    """Return the ranks of `count` sorted samples that bound the bootstrap's quantiles, from 0: two for each bound, and
+    the weight of the second.
 
     A resample's m-th smallest value is at most the k-th of the samples with the probability I(k/n; m, n - m + 1), I the
-    regularised incomplete beta function (Efron 1979, Annals of Statistics 7, p. 5); even counts have two middle values.
+    regularised incomplete beta function (Efron 1979, Annals of Statistics 7, p. 5); a quantile lies between two values.
     """
     from scipy import special  # it takes a tenth of a second, which most commands need not spend
 
     tail = (1 - CONFIDENCE) / 2
     shares = np.arange(1, count + 1) / count
-    middles = ((count + 1) // 2, count // 2 + 1)
-    reached = [special.betainc(middle, count - middle + 1, shares) for middle in middles]
-    low, high = (tuple(int(np.searchsorted(each, at)) for each in reached) for at in (tail, 1 - tail))
-    return (low[0], low[1]), (high[0], high[1])
+    place = share * (count - 1)
+    reached = [
+        special.betainc(rank, count - rank + 1, shares) for rank in (math.floor(place) + 1, math.ceil(place) + 1)
+    ]
+    below, above = ([int(np.searchsorted(each, at)) for at in (tail, 1 - tail)] for each in reached)
+    return ((below[0], above[0]), (below[1], above[1])), place % 1

@@ -355,7 +355,7 @@ def _document(
         },
         "notes": all_notes,
         "report": {
-            "page": str(request.out / quickstart_page.PAGE),
+            "page": str(request.out / "report.html"),
             "markdown": str(request.out / "report.md"),
             "json": str(request.out / "report.json"),
             "plot": str(request.out / "latency.png"),
@@ -441,4 +441,4 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
         del document["report"]["progress_plot"]
     pictures = [drawing.save(chart, out) for chart in planned]
     files = ["model.so", *(["sweep/sweep.html"] if document["sweep"] else [])]
-    quickstart_page.write_report(document, pictures, out, files)  # type: ignore[arg-type]
+    quickstart_page.write_report(document, pictures, out, files)

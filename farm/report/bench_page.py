@@ -1,48 +1,14 @@
-"""Reports of a board's certificate and of `model bench`, with a chart for each model."""
+"""The report of `farm model bench`, with a chart for each model."""
 
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from device_agent.protocol import format_mhz
-from farm import foreign
 from farm.artifacts.bench import BASELINE, OURS, RULE, UNTUNED
 from farm.points.values import format_conditions
-from farm.report import bench_charts, campaign_charts, charts, drawing, pages
-
-PAGE, JSON = "report.md", "report.json"
-_LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}
-
-
-def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
-    """Write both files into `folder`, made if need be; return their paths. Raises OSError."""
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    pages.write_files(folder, {PAGE: write_page(document), JSON: text})
-    return {"page": str(folder / PAGE), "json": str(folder / JSON)}
-
-
-def write_page(document: Mapping[str, Any]) -> str:
-    """Return the certificate's text."""
-    values = {"board": "", "levels": _LEVELS} | foreign.escaped(dict(document))
-    rails = _list_rails(values["facts"].get("power") or {})
-    return pages.render_markdown(
-        "certificate.md", values | {"rails": rails}, {"mhz": lambda hz: format_mhz(hz, "none")}
-    )
-
-
-def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return each rail's power and their sum: idle, where known, and busy."""
-    windows = {
-        name: {rail["rail"]: rail for rail in window["rails"]} | ({"total": window["total"]} if window["total"] else {})
-        for name, window in power.items()
-        if window
-    }
-    return [(name, windows.get("idle", {}).get(name), rail) for name, rail in windows.get("busy", {}).items()]
-
+from farm.report import bench_charts, campaign_charts, charts, drawing
 
 _ROLES = {OURS: charts.OURS, RULE: charts.OURS, BASELINE: charts.BASELINE, UNTUNED: charts.BASELINE}
 

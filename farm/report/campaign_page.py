@@ -9,8 +9,6 @@ from typing import Any
 
 from farm.report import campaign_charts, campaign_rows, campaign_words, drawing, pages
 
-PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
-
 
 def write_campaign_report(
     document: Mapping[str, Any], folder: pathlib.Path, note: Callable[[str], None] = lambda text: None
@@ -27,9 +25,5 @@ def write_campaign_report(
         note(f"drawing {chart.name} ({number} of {len(planned)})")
         pictures.append(drawing.save(chart, folder))
     page = campaign_words.write_page(document, gains)
-    texts = {
-        "page": (PAGE, pages.write_html(page, pictures, (MARKDOWN, JSON))),
-        "markdown": (MARKDOWN, pages.write_markdown(page, pictures)),
-        "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
-    }
-    return pages.write_report(folder, texts, pictures)
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return pages.write_page(folder, "report", page, pictures, {"json": text})

@@ -18,6 +18,13 @@ from farm.values import DEFAULT_POINT
 Document = Mapping[str, Any]
 # Names of convolutions fused with a pool or another convolution (`farm.search.graph.strip_fusion`).
 _JOINED = re.compile(r"conv2d\w*_(max_pool2d|conv2d)")
+_SIDES = {
+    "ok": "good",
+    "candidate": "candidate: the schedule was at fault; the cost model learns from it",
+    "board": "board: measured again elsewhere, the schedule not blamed",
+    "farm": "farm: measured again, no board blamed",
+    "sample": "sample: too noisy or at wrong clocks, measured again",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +100,17 @@ def note_flop(names: Iterable[str]) -> str:
 def list_faults(progress: Document) -> dict[str, int]:
     """Count failed trials by fault side; sides without any are left out."""
     return {side.removesuffix("_faults"): count for side, count in progress.get("faults", {}).items() if count}
+
+
+def list_sides(by_side: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return what each fault side means, and its trials."""
+    return [(said, f"{by_side.get(side, 0):,}") for side, said in _SIDES.items()]
+
+
+def note_statuses(by_status: Mapping[str, int]) -> str:
+    """Count the trials that were not ok by status; empty where there are none."""
+    failed = [f"{count:,} {status}" for status, count in sorted(by_status.items()) if count and status != "ok"]
+    return f"Not ok: {', '.join(failed)}." if failed else ""
 
 
 def list_limits(progress: Document, budget: campaigns.Budget) -> list[str]:

@@ -53,13 +53,6 @@ def _tell(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
         yield each["at"], ": ".join(part for part in (said, each["message"]) if part)
 
 
-_SIDES = {
-    "ok": "good",
-    "candidate": "candidate: the schedule was at fault; the cost model learns from it",
-    "board": "board: measured again elsewhere, the schedule not blamed",
-    "farm": "farm: measured again, no board blamed",
-    "sample": "sample: too noisy or at wrong clocks, measured again",
-}
 # The report has the last events; the JSON has all.
 _MOST_EVENTS = 40
 # Options named for a task; the JSON has all.
@@ -328,11 +321,9 @@ def _boards(document: Document) -> Iterator[PageTable]:
 
 def _trials(document: Document) -> Iterator[PageTable | str]:
     trials = document["trials"]
-    rows = [(said, f"{trials['by_side'].get(side, 0):,}") for side, said in _SIDES.items()]
-    yield make_table(("trials by whose fault it was", "count"), rows)
-    statuses = {status: count for status, count in trials["by_status"].items() if status != "ok"}
-    if statuses:
-        yield "Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + "."
+    yield make_table(("trials by fault side", "count"), campaign_rows.list_sides(trials["by_side"]))
+    if said := campaign_rows.note_statuses(trials["by_status"]):
+        yield said
     again = trials["by_purpose"].get("winner", 0)
     if again:
         yield f"{again:,} of them measured the best candidates again; these are not charged to the budget."

@@ -114,9 +114,5 @@ def write_report(document: Mapping[str, Any], folder: Path) -> list[str]:
         sections=(pages.Section("Accuracy", [table]),),
         footer="Change: points against ONNX Runtime in float32. Written by farm model evaluate.",
     )
-    files = {
-        "evaluate.json": json.dumps(document, indent=2) + "\n",
-        "evaluate.md": pages.write_markdown(page, pictures),
-    }
-    pages.write_files(folder, files | {"evaluate.html": pages.write_html(page, pictures, tuple(files))})
-    return [str(folder / name) for name in ("evaluate.html", *files, pictures[0].file)]
+    text = json.dumps(document, indent=2) + "\n"
+    return list(pages.write_page(folder, "evaluate", page, pictures, {"json": text}).values())

@@ -184,11 +184,4 @@ def write_matrix(cells: Sequence[MatrixCell], costs: Costs, folder: Path) -> dic
         sections=(pages.Section("Results", [table]),),
         footer="Written by farm report matrix.",
     )
-    files = {
-        "csv": ("matrix.csv", write_csv(cells, costs)),
-        "markdown": ("matrix.md", pages.write_markdown(page, pictures)),
-    }
-    files["page"] = ("matrix.html", pages.write_html(page, pictures, ("matrix.csv", "matrix.md")))
-    pages.write_files(folder, dict(files.values()))
-    paths = {kind: str(folder / name) for kind, (name, _) in files.items()}
-    return paths | {each.name: str(folder / each.file) for each in pictures}
+    return pages.write_page(folder, "matrix", page, pictures, {"csv": write_csv(cells, costs)})

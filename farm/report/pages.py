@@ -118,6 +118,24 @@ def write_report(
     return paths | {each.name: str(folder / each.file) for each in pictures}
 
 
+def write_page(
+    folder: pathlib.Path,
+    stem: str,
+    page: ReportPage,
+    pictures: Sequence[Picture],
+    data: Mapping[str, str],
+    beside: Sequence[str] = (),
+) -> dict[str, str]:
+    """Write a page as HTML and Markdown, and `data` by ending; return the paths by kind, and those of its pictures.
+
+    The page links to all of them, and to the files that lie `beside` it already.
+    """
+    texts = {"markdown": (f"{stem}.md", write_markdown(page, pictures))}
+    texts |= {ending: (f"{stem}.{ending}", text) for ending, text in data.items()}
+    files = [*(name for name, _ in texts.values()), *beside]
+    return write_report(folder, {"page": (f"{stem}.html", write_html(page, pictures, files)), **texts}, pictures)
+
+
 def write_html(
     page: ReportPage,
     pictures: Sequence[Picture],

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from farm.report import campaign_rows, pages
 from farm.report.charts import Picture
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.units import NOTHING, format_count, format_duration, format_latency, format_number, seconds_scale
 
-PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
 # The variants that are timed, by one name everywhere: TVM's default schedules, no trial at all, all records, what is
 # compiled from now on, and the engine to beat.
 LABELS = {
@@ -24,58 +23,15 @@ LABELS = {
 }
 # The row that stays where what is compiled equals another variant.
 _SHOWN_AS = {"predicted": "predicted", "recorded": "tuned", "untuned": "untuned"}
-_SIDES = {
-    "ok": "ok",
-    "candidate_faults": "candidate: the schedule was at fault; the cost model learns from it",
-    "board_faults": "board: measured again, the schedule not blamed",
-    "farm_faults": "farm: measured again, no schedule blamed",
-    "sample_faults": "sample: too noisy or at wrong clocks, measured again",
-}
-
-
-class Document(TypedDict, total=False):
-    """What `farm quickstart --json` prints. Only `model`, `board`, `trials` and `latency_ms` must be there.
-
-    `latency_ms` has by variant median, mean, min, max and std, `ci`, its 95 % interval, and the number of runs.
-    `workloads` have name, flop, weight and trials, best_gflops and latency_us, null where no trial was good.
-    `board` has name, type and simulated. `trials` counts ok ones and faults per side, optionally `by_status`.
-    `measurement` and `environment` hold what to list under "How it was measured": name -> text or number.
-    `doubt` says why the latencies should not be believed, "" where they may be. `left_out`: what of the sweep was
-    not made, why, and the commands that make it.
-    """
-
-    model: str
-    board: Mapping[str, Any]
-    trials: Mapping[str, Any]
-    seconds_to_first_trial: float | None
-    seconds_total: float | None
-    latency_ms: Mapping[str, Mapping[str, Any] | None]
-    doubt: str
-    gained: str
-    speedup_vs_untuned: float | None
-    ratio_to_onnxruntime: float | None
-    max_abs_error: float | None
-    max_rel_error: float | None
-    outputs_match: bool | None
-    report: Mapping[str, str]
-    workloads: Sequence[Mapping[str, Any]]
-    records_reused: int
-    measurement: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    notes: Sequence[str]
-    sweep: Mapping[str, Any] | None
-    left_out: Mapping[str, Any] | None
+# What `farm quickstart --json` prints. `latency_ms` has by variant median, mean, min, max and std, `ci`, its 95 %
+# interval, and the number of runs. `measurement` and `environment` hold what to list under "How it was measured".
+Document = Mapping[str, Any]
 
 
 def write_report(document: Document, pictures: Sequence[Picture], folder: pathlib.Path, files: Sequence[str]) -> None:
     """Write the page as HTML and Markdown, and the document, into `folder`; `files` lie beside them already."""
-    page = write_page(document)
-    texts = {
-        PAGE: pages.write_html(page, pictures, (MARKDOWN, JSON, *files)),
-        MARKDOWN: pages.write_markdown(page, pictures),
-        JSON: json.dumps(document, indent=2) + "\n",
-    }
-    pages.write_files(folder, texts)
+    text = json.dumps(document, indent=2) + "\n"
+    pages.write_page(folder, "report", write_page(document), pictures, {"json": text}, files)
 
 
 def write_page(document: Document) -> ReportPage:
@@ -104,7 +60,7 @@ def write_page(document: Document) -> ReportPage:
 
 
 def _subtitle(document: Document) -> str:
-    trials = sum(count for side, count in document["trials"].items() if side in _SIDES)
+    trials = sum(_count_sides(document).values())
     took_s = document.get("seconds_total")
     return f"{trials} trials" + ("" if took_s is None else f"; the whole run took {format_duration(took_s)}")
 
@@ -235,17 +191,18 @@ def _workloads(document: Document) -> Iterator[PageTable | str]:
 
 
 def _trials(document: Document) -> Iterator[PageTable | str]:
-    trials = document["trials"]
-    rows = [(said, str(trials[side])) for side, said in _SIDES.items() if side in trials]
-    yield make_table(("trials by fault side", "count"), rows)
-    statuses = {name: count for name, count in (trials.get("by_status") or {}).items() if count and name != "ok"}
-    if statuses:
-        yield "Not ok: " + ", ".join(f"{count} {name}" for name, count in sorted(statuses.items())) + "."
+    yield make_table(("trials by fault side", "count"), campaign_rows.list_sides(_count_sides(document)))
+    if said := campaign_rows.note_statuses(document["trials"].get("by_status") or {}):
+        yield said
     if reused := document.get("records_reused"):
         yield f"The run started from {reused} records of earlier runs."
     first_s = document.get("seconds_to_first_trial")
     if first_s is not None:
         yield f"The first trial was measured {_figure(first_s)} s after the start."
+
+
+def _count_sides(document: Document) -> dict[str, int]:
+    return {side.removesuffix("_faults"): count for side, count in document["trials"].items() if side != "by_status"}
 
 
 def _facts(facts: Mapping[str, Any]) -> Iterator[Listing]:

@@ -1,37 +1,60 @@
 """`farm board doctor`: test every hop to a board, in order, with the real parts; name the one that fails.
 
-The hops are in `doctor_ssh` and `doctor_agent`.
+The hops are in `doctor_ssh` and `doctor_agent`, the checks of hardware in `doctor_hardware`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import re
 import shutil
+import socket
+import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.services import Services, find_services, using_services
-from farm.errors import PermanentError
+from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, PermanentError
+from farm.inventory.board_types import require_board_type
 from farm.processes.children import tail
-from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
+from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check, run_each
 from farm.services.doctor_agent import AgentHops
+from farm.services.doctor_hardware import HardwareChecks
 from farm.services.doctor_ssh import SshHops
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
 from farm.types.documents import BoardInfo
 from farm.values import Health, Ssh
+from farm.version import __version__
 
+SCHEMA = "tvm-farm board report 1"
 _LEAST_FREE_BYTES = 1 << 30
+_ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """The result of one board. `report`, of its hardware, can be sent away; None where the board was not reached."""
+
+    passed: bool
+    unsafe: bool = False
+    report: dict[str, Any] | None = None
 
 
 def examine_boards(
-    settings: Settings, names: Collection[str], show: Callable[[str, Check], None], note: Callable[[str], None]
-) -> bool:
-    """Examine boards one after another; return whether no hop failed. `show` gets each check at once.
+    settings: Settings,
+    names: Collection[str],
+    show: Callable[[str, Check], None],
+    note: Callable[[str], None],
+    hardware: bool = False,
+) -> list[Examined]:
+    """Examine boards one after another, with `hardware` against their types. `show` gets each check at once.
 
     Uses the farm's services, or its own meanwhile, with a message to `note`. Raises UsageError for a board that is not
     registered.
@@ -45,10 +68,7 @@ def examine_boards(
                 opened.append(stack.enter_context(using_services(settings, names, note)))
             return opened[0]
 
-        good = True
-        for name in names:
-            good = _Examination(settings, name, services).run(functools.partial(show, name)) and good
-        return good
+        return [_Examination(settings, name, services, hardware).run(functools.partial(show, name)) for name in names]
 
 
 def check_boards(settings: Settings, store: Store) -> list[Check]:
@@ -92,14 +112,36 @@ def _check_board(row: BoardInfo, way: Mapping[str, Any] | None) -> Check:
     return Check(name, Level.OK, summary)
 
 
+class SessionWatch:
+    """Notices errors that end a session: what follows is not tried."""
+
+    def __init__(self) -> None:
+        self.over = ""
+        self.unsafe = False
+
+    def watched(self, work: Work) -> Work:
+        """Wrap a check."""
+
+        def watch() -> str | Doubt:
+            try:
+                return work()
+            except FarmError as error:
+                self.unsafe = self.unsafe or isinstance(error, BoardUnsafeError)
+                if not isinstance(error, PermanentError) or isinstance(error, LeaseOverError):
+                    self.over = self.over or f"the session has ended: {error.message}"
+                raise
+
+        return watch
+
+
 class _Examination:
-    """One board's hops."""
+    """One board's hops, and with `hardware` the checks of its hardware."""
 
-    def __init__(self, settings: Settings, name: str, open_services: Callable[[], Services]) -> None:
-        self._settings, self._name, self._open_services = settings, name, open_services
+    def __init__(self, settings: Settings, name: str, open_services: Callable[[], Services], hardware: bool) -> None:
+        self._settings, self._name, self._open_services, self._hardware = settings, name, open_services, hardware
 
-    def run(self, show: Show) -> bool:
-        """Run all of them; return whether none failed."""
+    def run(self, show: Show) -> Examined:
+        """Run all of them."""
         with contextlib.ExitStack() as stack:
             opened: list[tuple[Store, BoardInfo]] = []
 
@@ -113,11 +155,73 @@ class _Examination:
                 ("store", open_store),
                 ("registered", lambda: describe_board(opened[0][1])),
             ]
-            return run_chain(first, show) and run_chain(self._plan(*opened[0], stack), show)
+            if not run_chain(first, show):
+                return Examined(passed=False)
+            store, board = opened[0]
+            hops, agent = plan_way(self._settings, store, board, self._open_services, stack)
+            if not self._hardware:
+                return Examined(run_chain(hops + agent.plan(), show))
+            if not run_chain(hops + agent.plan_way(), show):
+                return Examined(passed=False)
+            return self._check_hardware(agent, board, show)
 
-    def _plan(self, store: Store, board: BoardInfo, stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
-        hops, agent = plan_way(self._settings, store, board, self._open_services, stack)
-        return hops + agent.plan()
+    def _check_hardware(self, agent: AgentHops, board: BoardInfo, show: Show) -> Examined:
+        """Run the hops of the board and all checks of its hardware, which need no other."""
+        began, at, watch = time.monotonic(), time.time(), SessionWatch()
+        checks: list[Check] = []
+        facts: dict[str, Any] = {}
+
+        def note(check: Check) -> None:
+            checks.append(check)
+            show(check)
+
+        def run(hops: list[tuple[str, Work]]) -> None:
+            run_each([(hop, watch.watched(work)) for hop, work in agent.guarded(hops)], note, lambda: watch.over)
+
+        run(agent.plan_board())
+        if watch.unsafe:
+            return Examined(passed=False, unsafe=True)
+        kind, about = require_board_type(str(board.board_type)), agent.session.description
+        run(HardwareChecks(agent.session, kind, about.clocks, agent.require_kernel, facts).plan())
+        hidden = _list_names(self._settings, board)
+        said = {key: value for key, value in about.to_dict().items() if key not in ("name", "clocks", "sensors")}
+        facts |= {"description": said, "clocks_before": about.clocks.to_dict()}
+        report = {
+            "schema": SCHEMA,
+            "board_type": kind.name,
+            "title": kind.title,
+            "simulated": about.simulated,
+            "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
+            "took_s": round(time.monotonic() - began, 1),
+            "farm_version": __version__,
+            "agent_version": about.agent_version,
+            "checks": hide([check.to_document() for check in checks], hidden),
+            "facts": hide(facts, hidden),
+        }
+        return Examined(all(check.ok for check in checks), watch.unsafe, report)
+
+
+def _list_names(settings: Settings, board: BoardInfo) -> dict[str, str]:
+    """Map the names that a report to others must not hold to replacements."""
+    hidden = {str(settings.home_path): "FARM_HOME", str(board.name): "NAME", socket.gethostname(): "HOST"}
+    transport = parse_transport(board.transport)
+    if isinstance(transport, Ssh):
+        hidden |= {transport.host: "HOST", transport.identity_file: "KEY"}
+    hidden[str(Path.home())] = "HOME"
+    return {word: instead for word, instead in hidden.items() if len(word) > 1 and word != board.board_type}
+
+
+def hide(value: Any, hidden: Mapping[str, str]) -> Any:
+    """Replace these words, and every IPv4 address, in the document's texts and keys."""
+    if isinstance(value, str):
+        for word in sorted(hidden, key=len, reverse=True):
+            value = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", hidden[word], value)
+        return _ADDRESS.sub("ADDRESS", value)
+    if isinstance(value, Mapping):
+        return {hide(key, hidden): hide(each, hidden) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide(each, hidden) for each in value]
+    return value
 
 
 def plan_way(

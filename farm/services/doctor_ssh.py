@@ -25,7 +25,7 @@ from farm.values import Ssh
 _TCP_TIMEOUT_S = 10.0
 # For a short command on the board.
 _EXEC_TIMEOUT_S = 15.0
-# Certificates and logs depend on the clock; nothing of the farm's does.
+# TLS certificates and logs depend on the clock; nothing of the farm's does.
 _CLOCK_TOLERANCE_S = 60.0
 # A candidate's library and a model with its inputs, as in `device-agent doctor`.
 _NEEDED_BYTES = 1 << 30

@@ -26,7 +26,7 @@ from device_agent.virtual.work import Work, WorkBook
 
 # Of all boards that of the quickest sensors, so that live windows are short.
 _TYPE = load_board_types()["jetson-orin-nano-8gb"]
-WORK = Work(2e-4, 3e-4, quiet=True)
+WORK = Work(2e-4, 3e-4)
 # Of a live window, which then lasts for half a second.
 UPDATES = 60
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from farm.crew.calibration import (
     DRIFT_TOLERANCE,
     MIN_SAMPLES,
+    TYPE_TOLERANCE,
     Factor,
     compare_with_history,
     find_drift,
-    find_outlier,
     fit_factor,
 )
 
@@ -59,7 +59,6 @@ def test_a_factor_is_a_ratio_to_the_types_median() -> None:
 def test_too_little_says_nothing(medians: dict[str, list[float]]) -> None:
     """No factor is better than one that rests on nothing."""
     assert fit_factor("b", medians) is None
-    assert find_outlier("b", medians) == ""
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -74,13 +73,16 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_outliers_exceed_the_tolerance_either_way() -> None:
-    """Beyond the tolerance, slower or faster, with the figures; a board within it is not. A factor and its inverse are
-    equally far from 1.
+    """Beyond the tolerance, slower or faster; a board within it is not. A factor and its inverse are equally far from
+    1.
     """
     medians = fleet(1.0, 1.0, 1.0, 1.2, 0.8, 1.04)
-    assert "against 6 boards of its type" in find_outlier("b3", medians)
-    assert "-" in find_outlier("b4", medians)
-    assert find_outlier("b5", medians) == ""
+    slow, fast, good = (fit_factor(name, medians) for name in ("b3", "b4", "b5"))
+    assert slow is not None
+    assert fast is not None
+    assert good is not None
+    assert (slow.boards, fast.percent[0]) == (6, "-")
+    assert [each.exceeds(TYPE_TOLERANCE) for each in (slow, fast, good)] == [True, True, False]
     assert Factor(1.05, 1.04, 1.06, 5, 1).exceeds(DRIFT_TOLERANCE)
     assert Factor(1 / 1.05, 1 / 1.06, 1 / 1.04, 5, 1).exceeds(DRIFT_TOLERANCE)
     assert not Factor(1.05, 1.02, 1.08, 5, 1).exceeds(DRIFT_TOLERANCE)

@@ -17,7 +17,7 @@ def test_an_overlay_replaces_figures(tmp_path: pathlib.Path, monkeypatch: pytest
     assert plain.pipeline is not None
     (tmp_path / "cortex-a57.yaml").write_text(
         "# Written by `farm board calibrate-model`; FARM_CORE_TYPES names the folder of such files.\n"
-        'name: "cortex-a57"\nsources: ["certificate of a jetson-nano, now"]\nwait_cycles: 26.0\n'
+        'name: "cortex-a57"\nsources: ["report of a jetson-nano, now"]\nwait_cycles: 26.0\n'
         'measured: {"fma_pipes": 2.0, "l2_bytes": 1048576.0}\n'
     )
     monkeypatch.setenv("FARM_CORE_TYPES", str(tmp_path))
@@ -27,7 +27,7 @@ def test_an_overlay_replaces_figures(tmp_path: pathlib.Path, monkeypatch: pytest
     finally:
         load_core_types.cache_clear()
     assert (changed.fma_pipes, changed.l2_bytes, changed.load_pipes) == (2.0, 1 << 20, plain.load_pipes)
-    assert changed.sources[-1] == "certificate of a jetson-nano, now"
+    assert changed.sources[-1] == "report of a jetson-nano, now"
     assert emulated["wait_cycles"] == 26.0
     assert changed.pipeline == plain.pipeline.model_copy(update={"wait_cycles": 26.0})
 

@@ -35,16 +35,18 @@ def test_the_interval_holds_the_median_within_the_extremes(samples: list[float])
     assert statistics.summarise(samples) == summary
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("count", [5, 51, 501])
-def test_the_interval_is_the_bootstraps(count: int) -> None:
-    """Drawing 4,000 resamples and taking their medians' 2.5 and 97.5 % quantiles gives the same interval."""
+def test_the_interval_is_the_bootstraps(count: int, share: float) -> None:
+    """Drawing 4,000 resamples and taking their quantiles' 2.5 and 97.5 % quantiles gives the same interval."""
     rng = np.random.default_rng(count)
     samples = rng.lognormal(size=count)
-    medians = np.median(rng.choice(samples, size=(4_000, count)), axis=1)
+    quantiles = np.quantile(rng.choice(samples, size=(4_000, count)), share, axis=1)
+    found = statistics.bound_quantile(samples, share)
+    places = np.searchsorted(np.sort(samples), found)
+    assert np.abs(places - np.searchsorted(np.sort(samples), statistics.bound_drawn(quantiles))).max() <= 1
     summary = statistics.summarise(samples.tolist())
-    drawn = np.quantile(medians, [0.025, 0.975])
-    places = np.searchsorted(np.sort(samples), [summary.ci_low, summary.ci_high])
-    assert np.abs(places - np.searchsorted(np.sort(samples), drawn)).max() <= 1
+    assert statistics.bound_quantile(samples, 0.5) == (summary.ci_low, summary.ci_high)
 
 
 def test_the_interval_covers_the_true_median() -> None:

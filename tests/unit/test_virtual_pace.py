@@ -140,7 +140,7 @@ def test_noise_depends_on_board_content_and_count_alone() -> None:
 def test_all_of_the_boards_time_passes_before_it_is_idle(tmp_path: Path) -> None:
     """What is still owed when work ends is slept then, and no more than that over many runs."""
     board, _ = make_board()
-    WorkBook(tmp_path).keep("k", Work(2e-4, 0.0, quiet=True))
+    WorkBook(tmp_path).keep("k", Work(2e-4, 0.0))
     pace = make_pace(board, folder=tmp_path)
     started = time.monotonic()
     pace.begin()

@@ -192,7 +192,7 @@ def test_one_question_tells_all_of_a_sensors_past() -> None:
 def test_a_worker_asks_for_time_and_clocks_as_it_lets_time_pass(tmp_path: Path) -> None:
     """It is alone on the board: after the first time, what it was answered is what there is."""
     tree = Counted()
-    WorkBook(tmp_path).keep("k", Work(0.1, 0.0, quiet=True))
+    WorkBook(tmp_path).keep("k", Work(0.1, 0.0))
     passing = LapsedTime(tree, LookBack(tree)).own()
     pace = Pace(tree, passing, "", 1, 100.0, tmp_path, "k")
     pace.begin()
@@ -209,7 +209,7 @@ def test_a_worker_asks_for_time_and_clocks_as_it_lets_time_pass(tmp_path: Path) 
 def test_what_takes_the_board_too_long_is_an_overrun_at_once(tmp_path: Path) -> None:
     """A call that takes seconds on the board is not waited for to be found too long."""
     tree = make_tree()
-    WorkBook(tmp_path).keep("k", Work(1.0, 0.0, quiet=True))
+    WorkBook(tmp_path).keep("k", Work(1.0, 0.0))
     pace = Pace(tree, LapsedTime(tree, LookBack(tree)), "", 1, 10.0, tmp_path, "k")
     pace.begin()
     ran = []

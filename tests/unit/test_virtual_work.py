@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, TensorSpec
-from device_agent.virtual import work
 from device_agent.virtual.pace import name_content
 from device_agent.virtual.work import Work, WorkBook, establish, split_work
 
@@ -40,10 +37,9 @@ class Machine:
 
 
 def test_the_least_of_batches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that was busy with something else half of the time makes no difference. Of a machine that is mostly busy,
-    what came three times close to the least is believed. Two threads that share a call are seen to do so on a
-    machine that keeps them waiting all the time. A call that takes longer than all of the time there is counts as it
-    is.
+    """A host that was busy with something else half of the time makes no difference. Two threads that share a call are
+    seen to do so on a machine that keeps them waiting all the time. A call that takes longer than all of the time
+    there is counts as it is.
     """
     assert split_work(2.0, 1.0, 1) == split_work(1.0, 1.0, 1) == Work(1.0, 0.0)
     assert split_work(1.0, 2.0, 2) == Work(0.0, 2.0)
@@ -94,37 +90,6 @@ def test_a_book_without_a_folder_or_with_a_full_one_keeps_nothing(tmp_path: Path
     for book in (WorkBook(None), WorkBook(tmp_path / "file")):
         assert book.keep("ab", Work(0.1, 0.0)) == Work(0.1, 0.0)
         assert book.find("ab") is None
-
-
-def test_what_was_taken_under_load_is_taken_again_in_quiet(tmp_path: Path) -> None:
-    """It takes the place of the other once; what is off by next to nothing stays, so that figures do."""
-    book = WorkBook(tmp_path)
-    assert book.keep("ab", Work(0.2, 0.0)) == Work(0.2, 0.0)
-    assert book.keep("ab", Work(0.3, 0.0)) == Work(0.2, 0.0)
-    assert book.keep("ab", Work(0.1, 0.0, quiet=True)) == book.find("ab") == Work(0.1, 0.0, quiet=True)
-    assert book.keep("ab", Work(0.05, 0.0, quiet=True)) == book.find("ab") == Work(0.1, 0.0, quiet=True)
-    book.keep("cd", Work(0.2, 0.0))
-    assert book.keep("cd", Work(0.199, 0.0, quiet=True)) == book.find("cd") == Work(0.2, 0.0, quiet=True)
-
-
-def test_a_cost_knows_whether_others_computed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short moment of another process is no load."""
-    for moments, quiet in (((False, False, True, False, False), True), ((True, False, True, False, False), False)):
-        busy = iter(moments)
-        monkeypatch.setattr(work, "is_host_busy", lambda busy=busy: next(busy))
-        machine = Machine(monkeypatch, 2e-3, iter([1.0, 9.0, 9.0, 1.0, 1.0, 1.0]))
-        assert establish(machine.run, 0, 1).quiet is quiet
-
-
-def test_a_process_that_computes_is_seen() -> None:
-    """Work of other processes counts, that of this process's own threads does not."""
-    script = "print(flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
-        busy.stdout.readline()
-        try:
-            assert work.is_host_busy()
-        finally:
-            busy.kill()
 
 
 def arrays(seed: int, shape: tuple[int, ...] = (1, 3), dtype: str = "float32", name: str = "x") -> bytes:

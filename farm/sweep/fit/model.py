@@ -30,8 +30,6 @@ _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
 _LEAST_WEIGHT = 0.03
 # How much the fit's leave-one-out errors may correct its intervals: as if this many more points fitted perfectly.
 _TRUST = 12.0
-# Waves of a drawn function; its covariance is then right to within some percent.
-_WAVES = 256
 # Nor may they make intervals much narrower than the priors do.
 _LEAST_INFLATION = 0.7
 
@@ -60,9 +58,8 @@ class Posterior:
     """The posterior of one quantity's logarithm over the grid: a mixture of all likely answers."""
 
     def __init__(
-        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, sds: Floats, shared_sd: float
+        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, shared_sd: float
     ) -> None:
-        self._sds = sds
         self._shared_sd = shared_sd
         self._answers = answers
         self._weights = weights
@@ -87,26 +84,18 @@ class Posterior:
         return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
 
     def draw(self, at: Indices, count: int, rng: np.random.Generator) -> Floats:
-        """Return `count` joint draws of the logarithm at the points `at`, without the shared error; shape (count,
-        points).
-
-        A draw of the prior is corrected by its error at the measurements (Matheron's rule; Wilson et al. 2020,
-        Efficiently sampling functions from Gaussian process posteriors), which needs no factor of a large matrix.
-        """
+        """Return `count` joint draws of the logarithm at the points, without the shared error: (count, points)."""
         shares = np.floor(self._weights * count).astype(np.int64)
         shares[0] += count - shares.sum()
-        rows = np.concatenate([at, self._rows])
         draws = []
         for answer, number in zip(self._answers, shares, strict=True):
             if not number:
                 continue
-            prior = answer.amplitude * _draw_residual(self._place[rows], answer.length, int(number), rng)
-            prior += TERM_SD * rng.standard_normal((number, answer.fit.shares.shape[1])) @ answer.fit.shares[rows].T
-            noise = self._sds * rng.standard_normal((number, self._rows.size))
             cross = _covariance(answer, self._place, self._rows, at)
-            misses = (prior[:, at.size :] + noise) @ answer.root.T @ answer.root
+            half = answer.root @ cross
             mean = answer.fit.log_mean[at] + cross.T @ answer.solved
-            draws.append(mean + np.sqrt(answer.inflation) * (prior[:, : at.size] - misses @ cross))
+            spread = answer.inflation * (_covariance(answer, self._place, at, at) - half.T @ half)
+            draws.append(rng.multivariate_normal(mean, spread, int(number), check_valid="ignore", method="eigh"))
         return np.concatenate(draws)
 
 
@@ -139,7 +128,7 @@ def condition(
     kept = weights[order] / weights[order].sum()
     roots = np.linalg.inv(factors[order])
     answers = [_settle(*tried[i], root, halves[i]) for i, root in zip(order, roots, strict=True)]
-    return Posterior(answers, kept, place, index, sds, shared_sd)
+    return Posterior(answers, kept, place, index, shared_sd)
 
 
 def _settle(fit: Fit, amplitude: float, length: float, root: Floats, half: Floats) -> _Answer:
@@ -166,24 +155,6 @@ def _shape(left: Floats, right: Floats, length: float) -> Floats:
 
 def _decay(distance: Floats) -> Floats:
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
-
-
-def _draw_residual(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
-    """Draw functions with the covariance `_shape`; shape (count, points)."""
-    smooth = _draw_waves(place, length, count, rng)
-    rough = _draw_waves(place, _ROUGH_LENGTH, count, rng)
-    return np.asarray(np.sqrt(1 - _ROUGH_SHARE) * smooth + np.sqrt(_ROUGH_SHARE) * rough)
-
-
-def _draw_waves(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
-    """Draw functions with a Matern 5/2 covariance, from random waves (Rahimi & Recht 2007).
-
-    The frequencies of a Matern 5/2 follow Student's t with 5 degrees of freedom.
-    """
-    stretch = np.sqrt(5 / rng.chisquare(5, _WAVES))
-    waves = rng.standard_normal((place.shape[1], _WAVES)) * stretch / length
-    phases = rng.uniform(0, 2 * np.pi, _WAVES)
-    return np.asarray(rng.standard_normal((count, _WAVES)) @ np.cos(place @ waves + phases).T * np.sqrt(2 / _WAVES))
 
 
 # How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And the share

@@ -1,4 +1,4 @@
-"""`farm board certify`: a healthy virtual board, harmed ones, and a command that is interrupted."""
+"""`farm board doctor --hardware`: a healthy virtual board, harmed ones, and a command that is interrupted."""
 
 from __future__ import annotations
 
@@ -30,67 +30,66 @@ def rack() -> Iterator[Home]:
         home.run("down", "--force")
 
 
-def certify(rack: Home, name: str, folder: pathlib.Path) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """The exit code, every check of the board by its name, and the page."""
-    done = rack.run("board", "certify", name, "--out", str(folder), "--json")
-    document = done.json()
-    assert json.loads((folder / "report.json").read_text())["checks"] == document["checks"]
-    return done.code, {check["name"]: check for check in document["checks"]}, (folder / "report.md").read_text()
+def examine(rack: Home, name: str, file: pathlib.Path) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """The exit code, every check of the board by its name, and the report."""
+    done = rack.run("board", "doctor", name, "--hardware", "--report", str(file), "--json")
+    text = file.read_text()
+    checks = json.loads(text)["checks"]
+    [told] = done.json()
+    assert [each["name"] for each in told["checks"]][-len(checks) :] == [each["name"] for each in checks]
+    return done.code, {check["name"]: check for check in checks}, text
 
 
 def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
     """Ctrl-C leaves no report and no clock held; then every check passes; no board is named."""
-    running = rack.start("board", "certify", "well", "--out", str(tmp_path / "a"))
+    running = rack.start("board", "doctor", "well", "--hardware", "--report", str(tmp_path / "a.json"))
     wait_until(lambda: "clock tables" in running.out_path.read_text(), "clocks to be held")
     running.send(signal.SIGINT, group=True)
     done = running.wait(10)
     assert done.code == 130, done.out + done.err
-    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "a.json").exists()
 
-    code, checks, page = certify(rack, "well", tmp_path / "report")
-    assert code == 0, page
+    code, checks, text = examine(rack, "well", tmp_path / "report.json")
+    assert code == 0, text
     assert {check["level"] for check in checks.values()} == {"ok"}, checks
     assert "a57: 15 clocks as the type has them" in checks["clock tables"]["detail"]
     assert "18 points held" in checks["holding"]["detail"]
     assert "within the type's range" in checks["power"]["detail"]
-    assert page.startswith("# NVIDIA Jetson Nano 4 GB (simulated): passed")
-    text = (tmp_path / "report" / "report.json").read_text()
+    assert json.loads(text)["simulated"]
     facts = json.loads(text)["facts"]
     before, speed = facts["clocks_before"], facts["speed"]
     assert {name: len(turns) for name, turns in speed["turns_s"].items()} == {"low": 3, "high": 3}
     assert speed["gain"] == min(speed["turns_s"]["low"]) / min(speed["turns_s"]["high"])
     assert (before["clusters"][0]["min_hz"], before["clusters"][0]["max_hz"]) == (102_000_000, 1_479_000_000)
     home = rack.environment["FARM_HOME"]
-    assert not [word for word in ('"well"', home, "127.0.0.1", f'"{socket.gethostname()}"') if word in text + page]
+    assert not [word for word in ('"well"', home, "127.0.0.1", f'"{socket.gethostname()}"') if word in text]
 
 
 def test_a_dead_sensor(rack: Home, tmp_path: pathlib.Path) -> None:
     """The check of rails fails and says why; clocks, speed and all else are checked all the same."""
-    code, checks, page = certify(rack, "dead", tmp_path / "report")
-    assert code == 1
+    code, checks, _ = examine(rack, "dead", tmp_path / "report.json")
+    assert code == 3
     assert [name for name, check in checks.items() if check["level"] == "failed"] == ["rails"]
+    assert "the type has POM_5V_IN" in checks["rails"]["detail"]
     assert "POM_5V_IN: no energy: Input/output error" in checks["rails"]["detail"]
-    assert "**FAILED** rails: the type has POM_5V_IN" in page
     assert {checks[name]["level"] for name in ("holding", "speed", "kernel", "restored")} == {"ok"}
 
 
 def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> None:
     """Cpufreq knows nothing of it; the report names both clocks, and everything is as before afterwards."""
-    code, checks, page = certify(rack, "capped", tmp_path / "report")
-    assert code == 1
+    code, checks, text = examine(rack, "capped", tmp_path / "report.json")
+    assert code == 3
     assert {name for name, check in checks.items() if check["level"] == "failed"} == {"clocks", "holding", "speed"}
     assert "set to 1479 MHz, and its hardware runs at 1000 MHz" in checks["holding"]["detail"]
-    assert "its hardware runs at 1000 MHz" in page
     assert checks["restored"]["level"] == "ok"
-    assert "Traceback" not in page
+    assert "Traceback" not in text
 
 
-def test_bad_input_and_too_little_time(rack: Home, tmp_path: pathlib.Path) -> None:
-    """What is not a board or not a report's folder is refused; a deadline ends the checks and the report says which."""
-    assert rack.run("board", "certify", "unknown").code == 2
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "mine").touch()
-    assert rack.run("board", "certify", "well", "--out", str(tmp_path / "b")).code == 2
-    late = rack.run("board", "certify", "well", "--out", str(tmp_path / "c"), "--timeout", "0.01s")
-    assert late.code == 1
-    assert "the deadline of 0.01 s has passed" in (tmp_path / "c" / "report.md").read_text()
+def test_bad_input(rack: Home, tmp_path: pathlib.Path) -> None:
+    """A report is of one board's hardware; the old command names the new one."""
+    assert rack.run("board", "doctor", "unknown", "--hardware").code == 2
+    assert rack.run("board", "doctor", "well", "--report", str(tmp_path / "b")).code == 2
+    assert rack.run("board", "doctor", "well", "dead", "--hardware", "--report", str(tmp_path / "b")).code == 2
+    old = rack.run("board", "certify", "well", "--out", str(tmp_path / "c"))
+    assert old.code == 2
+    assert "farm board doctor NAME --hardware --report FILE.json" in old.err

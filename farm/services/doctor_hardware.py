@@ -1,7 +1,6 @@
-"""Certificate checks of a board's hardware beyond the doctor: clocks, speed, rails, power and throttle evidence.
+"""The doctor's checks of a board's hardware against its type: clocks, speed, rails, power and throttle evidence.
 
 Every check pins what it needs and releases it. Comparisons are pure functions; results go into `facts` as plain JSON.
-`board_certify` selects the checks and ends them.
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ class HardwareChecks:
         if lacks:
             return Doubt(f"{said}: {', '.join(lacks)} cannot be read", "A board that throttles would not be found out.")
         if active:
-            return Doubt(f"{said}; slowed down now by {', '.join(active)}", "Let it cool, and certify it again.")
+            return Doubt(f"{said}; slowed down now by {', '.join(active)}", "Let it cool, and check it again.")
         return f"{said}; nothing slows it down"
 
     def _restored(self) -> str:
