@@ -43,7 +43,7 @@ help:
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON; make bench-long: 10,000 trials of one model, 5,000 simulated farms"
 	@echo "make setup        only .venv, with everything for the above"
-	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
+	@echo "make generated    write JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make bench-pictures  those of docs/howto/compare-engines.md, in a home of their own"
@@ -154,8 +154,6 @@ bench-long: setup
 
 # Files that are generated from the code and checked in. Unit tests fail where they are not current.
 generated: setup
-	@$(BIN)/python deploy/release/manual.py
-	@$(BIN)/python deploy/release/completion.py
 	@$(BIN)/python deploy/release/reference.py
 	@$(BIN)/python benchmarks/tables.py
 	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done

@@ -55,7 +55,7 @@ def doctor(
 
 @output.command
 def board_doctor(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
+    names: options.Boards,
     json: options.Json = False,
 ) -> None:
     """Check every hop to a board. From its address to a kernel run on it; says what to do where one fails."""
