@@ -184,17 +184,14 @@ docs: build/docs/packages
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
 
-# The first needs PyTorch as well, the last deploy/emulated-board/build; ARGS names some of runs, batches, matrix.
+# The first needs PyTorch as well; ARGS names one of runs, batches.
 bench-pictures: setup
 	@set -e; out=build/pictures; export FARM_HOME=$$PWD/$$out/home; farm=$(BIN)/farm; mkdir -p $$FARM_HOME; \
-	for name in $(or $(ARGS),runs batches matrix); do case $$name in \
+	for name in $(or $(ARGS),runs batches); do case $$name in \
 	runs) FARM_MODEL_RUNS=40 $$farm model bench squeezenet1.1 --against onnxruntime,ncnn,pytorch,rule,untuned --out $$out; \
 		cp $$out/runs-squeezenet1.1.png docs/images/bench-runs.png;; \
 	batches) $$farm model bench squeezenet1.1 --batch 1,2,4,8 --against onnxruntime --out $$out; \
 		cp $$out/batches-squeezenet1.1.png docs/images/bench-batches.png;; \
-	matrix) trap "$$farm down" EXIT; $$farm up; $$farm board add nano --virtual jetson-nano || :; \
-		$$farm model bench squeezenet1.1 mobilenet_v2 resnet18 --board nano --against ncnn; \
-		$$farm report matrix --board-type jetson-nano --out $$out; cp $$out/matrix.png docs/images/bench-matrix.png;; \
 	esac; done
 
 # ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md. OCI's format has no health checks.
