@@ -43,7 +43,7 @@ help:
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON; make bench-long: 10,000 trials of one model, 5,000 simulated farms"
 	@echo "make setup        only .venv, with everything for the above"
-	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
+	@echo "make generated    write JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make bench-pictures  those of docs/howto/compare-engines.md, in a home of their own"
@@ -154,8 +154,6 @@ bench-long: setup
 
 # Files that are generated from the code and checked in. Unit tests fail where they are not current.
 generated: setup
-	@$(BIN)/python deploy/release/manual.py
-	@$(BIN)/python deploy/release/completion.py
 	@$(BIN)/python deploy/release/reference.py
 	@$(BIN)/python benchmarks/tables.py
 	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done
@@ -186,17 +184,14 @@ docs: build/docs/packages
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
 
-# The first needs PyTorch as well, the last deploy/emulated-board/build; ARGS names some of runs, batches, matrix.
+# The first needs PyTorch as well; ARGS names one of runs, batches.
 bench-pictures: setup
 	@set -e; out=build/pictures; export FARM_HOME=$$PWD/$$out/home; farm=$(BIN)/farm; mkdir -p $$FARM_HOME; \
-	for name in $(or $(ARGS),runs batches matrix); do case $$name in \
+	for name in $(or $(ARGS),runs batches); do case $$name in \
 	runs) FARM_MODEL_RUNS=40 $$farm model bench squeezenet1.1 --against onnxruntime,ncnn,pytorch,rule,untuned --out $$out; \
 		cp $$out/runs-squeezenet1.1.png docs/images/bench-runs.png;; \
 	batches) $$farm model bench squeezenet1.1 --batch 1,2,4,8 --against onnxruntime --out $$out; \
 		cp $$out/batches-squeezenet1.1.png docs/images/bench-batches.png;; \
-	matrix) trap "$$farm down" EXIT; $$farm up; $$farm board add nano --virtual jetson-nano || :; \
-		$$farm model bench squeezenet1.1 mobilenet_v2 resnet18 --board nano --against ncnn; \
-		$$farm report matrix --board-type jetson-nano --out $$out; cp $$out/matrix.png docs/images/bench-matrix.png;; \
 	esac; done
 
 # ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md. OCI's format has no health checks.

@@ -22,7 +22,6 @@ from typing import Any
 import _farm
 import _machine
 
-from farm import emulation
 from farm.errors import UnavailableError
 
 sys.path.insert(0, str(_machine.ROOT / "deploy" / "emulated-board"))
@@ -30,6 +29,7 @@ import counter
 import root
 
 BOARD_TYPE = "jetson-nano"
+NCNN = "1.0.20261020"
 _RUN_S = 1800.0
 
 
@@ -67,7 +67,7 @@ def require_board() -> Path:
 
 def require_wheels() -> Path:
     """A folder with ONNX Runtime, of the version that is here, and ncnn for the board's Python."""
-    wheels = {"onnxruntime": importlib.metadata.version("onnxruntime"), "ncnn": emulation.NCNN}
+    wheels = {"onnxruntime": importlib.metadata.version("onnxruntime"), "ncnn": NCNN}
     folder = cache_folder() / "-".join(["aarch64", *(f"{k}-{v}" for k, v in wheels.items()), root.PYTHON_VERSION])
     if not folder.exists():
         _machine.say(f"installing ONNX Runtime and ncnn for aarch64 into {folder}")

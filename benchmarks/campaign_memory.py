@@ -151,7 +151,7 @@ def submit(store: Any) -> None:
                 simulated=True,
                 target=target,
                 threads=4,
-                pipeline="graph/1",
+                pipeline="graph/2",
                 points={"default": OperatingPoint()},
                 workloads=works,
             ),
@@ -161,7 +161,7 @@ def submit(store: Any) -> None:
         measure=MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=1),
     )
     workloads = [
-        Workload(each.hash, each.name, each.flop, 1, (), "{}", target, "graph/1", board_type=TYPE) for each in works
+        Workload(each.hash, each.name, each.flop, 1, (), "{}", target, "graph/2", board_type=TYPE) for each in works
     ]
     store.campaigns.submit(order, "benchmark", workloads)
 

@@ -161,7 +161,13 @@ def campaign(number: int, trials: int) -> CampaignEntry:
     names = [f"w{number}-{n:02}" for n in range(WORKLOADS // OWNERS)]
     workloads = tuple(
         WorkloadOrder(
-            hash=name, name=name, kind=("conv2d", "dense")[n % 2], weight=1.0 + n % 3, flop=1e8 * (1 + n % 7), models=()
+            hash=name,
+            name=name,
+            kind=("conv2d", "dense")[n % 2],
+            weight=1.0 + n % 3,
+            flop=1e8 * (1 + n % 7),
+            models=(),
+            calls=(),
         )
         for n, name in enumerate(names)
     )

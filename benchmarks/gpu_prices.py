@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import functools
 import multiprocessing
 import tempfile
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.models import networks
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.zoo import ZOO, ZooModel
@@ -85,7 +83,17 @@ def densenet121(g: GraphBuilder, x: str) -> str:
 
 # Configuration D of arXiv 1409.1556.
 _VGG16 = (64, 64, "M", 128, 128, "M", *(256,) * 3, "M", *(512,) * 3, "M", *(512,) * 3, "M")
-vgg16 = functools.partial(networks.vgg, layers=_VGG16)
+
+
+def vgg16(g: GraphBuilder, x: str) -> str:
+    """Channels of 3x3 convolutions, and "M" for a pool; 1000 classes."""
+    for channels in _VGG16:
+        x = g.max_pool(x, 2, stride=2) if isinstance(channels, str) else g.relu(g.conv(x, channels, 3, pad=1))
+    x = g.flatten(x, g.channels(x) * 7 * 7)
+    for _ in range(2):
+        x = g.relu(g.dense(x, 4096, gain=2.0))
+    return g.dense(x, 1000)
+
 
 # Models beside the zoo's, with their parameters and FLOP.
 IMAGE, CLASSES = {"data": (1, 3, 224, 224)}, {"scores": (1, 1000)}

@@ -17,7 +17,7 @@ import farm.settings
 from device_agent.protocol import Engine
 from farm.inventory.board_types import require_board_type
 
-BASE = "graph/1"
+BASE = "graph/2"
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2, help="tunings per pipeline (default: 2)")
     parser.add_argument("--runs", type=int, default=60, help="timed runs of each compiled model (default: 60)")
     parser.add_argument(
-        "--pipelines", nargs="+", default=[BASE, "graph/1-nchw", "graph/1-plain"], help="which, the first is the base"
+        "--pipelines", nargs="+", default=[BASE, "graph/2-nchw", "graph/2-plain"], help="which, the first is the base"
     )
     options = parser.parse_args()
     if options.quick:

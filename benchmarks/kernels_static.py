@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--cores", default=",".join(_loops.MODELLED_AS), help=f"(default: {','.join(_loops.MODELLED_AS)})"
     )
-    parser.add_argument("--pipeline", default="graph/1", help="graph pipeline (default: graph/1)")
+    parser.add_argument("--pipeline", default="graph/2", help="graph pipeline (default: graph/2)")
     parser.add_argument("--least-mflop", type=float, default=0.0, help="leave smaller convolutions out (default: 0)")
     parser.add_argument("--against", type=Path, help="output of an earlier run, to compare with")
     options = parser.parse_args()

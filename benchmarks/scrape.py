@@ -71,7 +71,7 @@ def main() -> None:
 def _submit(store: Store, name: str) -> None:
     model = ModelOrder(name="mlp", origin="zoo:mlp", sha256="ab" * 32, batch=None)
     of_type = TypeOrder(
-        board_type=_TYPE, simulated=True, target={}, threads=1, pipeline="graph/1", points={}, workloads=()
+        board_type=_TYPE, simulated=True, target={}, threads=1, pipeline="graph/2", points={}, workloads=()
     )
     order = Order(
         name=name,
@@ -82,7 +82,7 @@ def _submit(store: Store, name: str) -> None:
         search=SearchOrder(tuner="xgb", loss=None, early_stopping=None, warm_start=True, seed=0),
         measure=MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=3),
     )
-    workload = Workload("w1", "dense", 1.0, 1, (), "{}", {}, "graph/1", board_type=_TYPE)
+    workload = Workload("w1", "dense", 1.0, 1, (), "{}", {}, "graph/2", board_type=_TYPE)
     number = store.campaigns.submit(order, "benchmark", [workload])
     store.campaigns.note(number, "running", "", {"host": "", "pid": 0, "created": 0.0})
     timed = {"name": "mlp", "board_type": _TYPE, "point": "default", "latency_s": 0.01, "predicted": 0, "workloads": 1}

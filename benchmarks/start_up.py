@@ -1,4 +1,4 @@
-"""Time the command line: version, list of commands, boards of a store, a shell's completion.
+"""Time the command line: version, list of commands, boards of a store.
 
 Each command is a fresh process, in turns. Wall and CPU time are reported, since wall time includes other load. Default
 budget: about half a minute.
@@ -17,12 +17,8 @@ from typing import Any
 
 import _machine
 
-from farm.cli.completing import VARIABLE
-
 FARM = Path(sys.executable).with_name("farm")
 COMMANDS = ("--version", "--help", "board list", "campaign list")
-# What a shell asks for at a tab: names of models, and of boards.
-COMPLETED = ("tune squ", "board drain na")
 _BOARDS = 8
 
 
@@ -39,25 +35,24 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
     environment = os.environ | {"FARM_HOME": str(folder / "home")}
     added = ["board", "add", "nano", "--virtual", "jetson-nano", "--count", str(_BOARDS)]
     subprocess.run([str(FARM), *added], env=environment, check=True, capture_output=True, timeout=60)
-    wall_s: dict[str, list[float]] = {each: [] for each in (*COMMANDS, *COMPLETED)}
-    cpu_s: dict[str, list[float]] = {each: [] for each in (*COMMANDS, *COMPLETED)}
+    wall_s: dict[str, list[float]] = {each: [] for each in COMMANDS}
+    cpu_s: dict[str, list[float]] = {each: [] for each in COMMANDS}
     quiet = _machine.wait_until_quiet(rounds == 1)
     for _ in range(rounds):
-        for command in (*COMMANDS, *COMPLETED):
-            words, asked = command.split(), {VARIABLE: "bash"} if command in COMPLETED else {}
+        for command in COMMANDS:
             before, began = _processor_s(), time.perf_counter()
-            subprocess.run([str(FARM), *words], env=environment | asked, check=True, capture_output=True, timeout=60)
+            subprocess.run([str(FARM), *command.split()], env=environment, check=True, capture_output=True, timeout=60)
             wall_s[command].append(time.perf_counter() - began)
             cpu_s[command].append(_processor_s() - before)
     return {
         "machine_quiet": quiet,
         "commands": [
             {
-                "command": f"farm {each}" + "<Tab>" * (each in COMPLETED),
+                "command": f"farm {each}",
                 "wall_s": _machine.spread(wall_s[each], digits=3),
                 "cpu_s": _machine.round_to(statistics.median(cpu_s[each]), 3),
             }
-            for each in (*COMMANDS, *COMPLETED)
+            for each in COMMANDS
         ],
     }
 

@@ -1,7 +1,7 @@
 """Compare the farm with stock MetaSchedule: the same two layers, trials, threads, tracker and agent, in one run.
 
 Each side tunes them in the form that its graph has: ours as the farm's pipeline leaves them, stock's as TVM's own
-passes do (`graph/1`).
+passes do, with convolutions in the farm's layout.
 
 Stock is `ms.tune_tasks` with LocalBuilder, RPCRunner, its XGBoost cost model and its evolutionary search, all with
 their defaults but for what `settings` in the output names. It gets as few and as large batches as the trials allow,
@@ -30,11 +30,12 @@ from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.crew.local import LocalFarm
 from farm.inventory.board_types import require_board_type
 from farm.processes.machine import machine_lock
+from farm.search.graph import pipelines
 from farm.settings import Settings
 from farm.values import SEARCH_TRIAL
 
 KINDS = ("conv2d", "dense")
-STOCK_PIPELINE = "graph/1"
+STOCK_PIPELINE = "stock"
 # Long enough for a build worker that first imports every tensor intrinsic while its siblings do the same.
 BUILD_TIMEOUT_S = 600.0
 SESSION_TIMEOUT_S = 60
@@ -93,6 +94,7 @@ def settings_of(base: Settings, options: Any) -> dict[str, Any]:
 def measure(base: Settings, options: Any) -> dict[str, Any]:
     import _farm
 
+    pipelines.PIPELINES[STOCK_PIPELINE] = pipelines.GraphPipeline(STOCK_PIPELINE, ("NHWC", "HWIO"), prepack=True)
     with tempfile.TemporaryDirectory(prefix="farm-bench-stock-") as name:
         folder = pathlib.Path(name)
         model = make_model(folder / "two.onnx")

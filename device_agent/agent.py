@@ -238,7 +238,7 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     if chosen.meter and chosen.virtual and chosen.time != "live":
         raise ProtocolError("a meter's time is this machine's: a virtual board needs --time live beside --meter")
     root, socket_path, work_folder = chosen.root, chosen.clock_helper, chosen.work_folder
-    emulator = engines = None
+    emulator = None
     if chosen.virtual:
         if chosen.virtual not in types or not types[chosen.virtual].simulation:
             known = ", ".join(name for name, facts in types.items() if facts.simulation)
@@ -249,7 +249,6 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
         work_folder = work_folder or beside.folder / "work"
         if folder := getattr(chosen, "emulator_folder", None):
             emulator = beside.start_emulator(folder, types[chosen.virtual].clusters, work_folder / "outputs")
-            engines = folder.parent / "engines"
     elif socket_path is None and root == "/" and (service := find_service_socket()):
         socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
@@ -268,7 +267,6 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
         types,
         work_folder,
         emulator,
-        engines,
         chosen.meter,
     )
 

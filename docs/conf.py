@@ -6,13 +6,9 @@ Nothing is fetched, neither while pages are made nor by them; `make docs` checks
 from __future__ import annotations
 
 import importlib.util
-import json
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any
-
-from myst_parser.parsers.sphinx_ import MystParser
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -23,8 +19,8 @@ release = version = re.findall(r'(?m)^version = "(.+)"$', (ROOT / "pyproject.tom
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
-source_suffix = {".md": "markdown", ".ipynb": "notebook"}
-include_patterns = ["*.md", "docs/**.md", "docs/notebooks/*.ipynb", "deploy/**/README.md"]
+source_suffix = {".md": "markdown"}
+include_patterns = ["*.md", "docs/**.md", "deploy/**/README.md"]
 exclude_patterns = [".*", "build", "dist", "farm", "device_agent", "tests", "benchmarks", "inventory", "requirements"]
 
 # Every reference that leads nowhere is an error (`-W`), but for types of other packages in signatures.
@@ -54,27 +50,6 @@ html_css_files = ["pages.css"]
 html_theme_options = {"top_of_page_buttons": []}
 
 
-class NotebookParser(MystParser):
-    """Notebooks as Markdown, with what their cells showed when deploy/release/notebook.py ran them."""
-
-    supported = ("notebook",)
-
-    def parse(self, inputstring: str, document: Any) -> None:
-        """As `MystParser` does, of what the notebook's cells say and show."""
-        super().parse("\n\n".join(_list_parts(json.loads(inputstring)["cells"])), document)
-
-
-def _list_parts(cells: Sequence[Any]) -> Iterator[str]:
-    for cell in cells:
-        text = "".join(cell["source"])
-        yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
-        for shown in cell.get("outputs", []):
-            if shown["output_type"] == "stream":
-                yield f"```text\n{''.join(shown['text'])}```"
-            elif image := shown["data"].get("image/png"):
-                yield f'<img alt="what the cell draws" src="data:image/png;base64,{image}">'
-
-
 def _load_reference() -> Any:
     spec = importlib.util.spec_from_file_location("reference", ROOT / "deploy" / "release" / "reference.py")
     assert spec is not None
@@ -92,4 +67,3 @@ def setup(app: Any) -> None:
         source[0] = reference.fill_for_site(source[0])
 
     app.connect("source-read", fill)
-    app.add_source_parser(NotebookParser)

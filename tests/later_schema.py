@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
-import shutil
-
 import pytest
+import sqlalchemy as sa
 
 from farm import backup
 from farm.store import database
@@ -14,31 +12,20 @@ from farm.store import database
 TODAY = database.HEAD
 REVISION = f"{int(TODAY) + 1:04}"
 TABLE = "later_table"
-_SCRIPT = f'''"""What a later version changes."""
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "{REVISION}"
-down_revision = "{TODAY}"
-branch_labels = None
-depends_on = None
 
 
-def upgrade() -> None:
+def alter(connection: sa.Connection) -> None:
     """One column and one table more."""
-    op.add_column("events", sa.Column("later", sa.Text, nullable=False, server_default="as before"))
-    op.create_table("{TABLE}", sa.Column("x", sa.Integer, primary_key=True))
-'''
+    connection.execute(sa.text("ALTER TABLE events ADD COLUMN later TEXT NOT NULL DEFAULT 'as before'"))
+    connection.execute(sa.text(f"CREATE TABLE {TABLE} (x INTEGER PRIMARY KEY)"))
 
 
-def write(folder: pathlib.Path) -> pathlib.Path:
-    shutil.copytree(database._MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / f"r{REVISION}_later.py").write_text(_SCRIPT)
-    return folder
-
-
-def become(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
-    monkeypatch.setattr(database, "_MIGRATIONS", folder)
+def become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "STEPS", {REVISION: alter})
     monkeypatch.setattr(database, "HEAD", REVISION)
     monkeypatch.setattr(backup, "SCHEMA", REVISION)
+
+
+def install() -> None:
+    """For a process of its own."""
+    become(pytest.MonkeyPatch())

@@ -77,8 +77,6 @@ def check(installed: Installed, version: str, quick: bool) -> None:
     _expect(installed.farm("--version") == f"tvm-farm {version}", "the version is another one")
     code = pathlib.Path(installed.python(_RESOURCES))
     _expect(installed.environment_path in code.parents, f"the farm that was run is not the wheel's: {code}")
-    manual = installed.environment_path / "share" / "man" / "man1" / "farm-board.1"
-    _expect(manual.is_file(), "the manual pages are missing")
     installed.farm("init", "--virtual", "2", "--board-type", "jetson-nano", "--out", "rack")
     installed.farm("fleet", "apply", "rack/fleet.yaml")
     names = [board["name"] for board in json.loads(installed.farm("board", "list", "--json"))]

@@ -89,8 +89,6 @@ def list_folders() -> str:
     rows = []
     for package in ("device_agent", "farm"):
         for path in sorted((ROOT / package).rglob("__init__.py")):
-            if "migrations" in path.parts:
-                continue
             if text := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
                 rows.append((f"`{path.parent.relative_to(ROOT)}/`", _first_sentence(text)))
     return _table(("folder", "contents"), rows)

@@ -1,5 +1,4 @@
-"""Follow docs/tutorial.md as it is written: its files and commands, the pictures of what commands printed,
-and the notebook of what it left.
+"""Follow docs/tutorial.md as it is written: its files and commands, and the pictures of what commands printed.
 
 `tutorial.py [--pictures FOLDER]` in a FARM_HOME of its own, made for the run. A block of YAML whose first line names a
 file is that file; each line of a block of `sh` is a command of the farm; a picture right after a block is of its last
@@ -24,7 +23,6 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -32,7 +30,6 @@ from rich.text import Text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
-NOTEBOOK = ROOT / "docs" / "notebooks" / "campaign.ipynb"
 _TIMEOUT_S = 600.0
 _COLUMNS = 132
 _BLOCK = re.compile(r"(?ms)^```(sh|yaml)\n(.*?)^```\n(?:!\[[^\]]*\]\(images/([\w-]+\.svg)\))?")
@@ -122,15 +119,6 @@ def run(words: tuple[str, ...], folder: pathlib.Path, environment: dict[str, str
     return printed.getvalue().decode()
 
 
-def run_notebook(environment: dict[str, str], options: Sequence[str] = ()) -> str:
-    """Run the notebook on the tutorial's results; return what its cells show. Raises SystemExit where one fails."""
-    command = [sys.executable, str(pathlib.Path(__file__).with_name("notebook.py")), str(NOTEBOOK), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise SystemExit(f"{NOTEBOOK.name}: {done.stderr}")
-    return done.stdout
-
-
 def draw(words: tuple[str, ...], printed: str) -> str:
     """Draw a command and its output as SVG, in fonts that the reader has: Rich's own template fetches one."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), legacy_windows=False)
@@ -160,7 +148,6 @@ def main() -> None:
                 printed = run(step.words, folder, environment).replace(str(folder), "~")
                 if step.picture and pictures:
                     (pictures / step.picture).write_text(draw(step.words, printed), encoding="utf-8")
-            run_notebook(environment, ["--write"] if pictures else [])
         finally:
             run(("down", "--force"), folder, environment)
     print(f"followed in {time.monotonic() - began:.0f} s")

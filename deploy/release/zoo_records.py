@@ -1,4 +1,4 @@
-"""Tune models of the zoo on virtual boards of every type that can be emulated; write the records and matrix we ship.
+"""Tune models of the zoo on virtual boards of every type that can be emulated; write the records we ship.
 
 `make zoo-records` runs it: an hour on two cores. The figures are estimates and the same on every machine.
 """
@@ -18,17 +18,14 @@ from farm.inventory.board_types import load_board_types
 from farm.metaschedule.pull import SHIPPED_FILE
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 MODELS = ("squeezenet1.1",)
-RIVALS = "ncnn"
 
 
 def main() -> int:
-    """Run one campaign in a home of its own, export its records, then time the models on each board."""
+    """Run one campaign in a home of its own and export its records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="models of the zoo to tune")
-    parser.add_argument("--more", default="mobilenet_v2,resnet18", help="models to time untuned beside them")
-    parser.add_argument("--trials", type=int, default=720, help="trials of the whole campaign; 0: only the matrix")
+    parser.add_argument("--trials", type=int, default=720, help="trials of the whole campaign")
     parser.add_argument("--types", help="board types; default: all that can be emulated")
     parser.add_argument("--records", type=pathlib.Path, default=ROOT / "inventory" / SHIPPED_FILE)
     chosen = parser.parse_args()
@@ -38,28 +35,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="farm-zoo-") as folder:
         environment = os.environ | {"FARM_HOME": f"{folder}/home"}
 
-        def farm(*words: str, check: bool = True) -> None:
-            subprocess.run([program, *words], env=environment, check=check)
+        def farm(*words: str) -> None:
+            subprocess.run([program, *words], env=environment, check=True)
 
         for name in types:
             farm("board", "add", f"v-{name}", "--virtual", name)
-        if chosen.trials:
-            path = pathlib.Path(folder) / "zoo.yaml"
-            boards = f"{{ types: [{', '.join(types)}], simulated: true }}"
-            budget = f"{{ trials: {chosen.trials} }}"
-            path.write_text(f"name: zoo\nmodels: [{chosen.models}]\nboards: {boards}\nbudget: {budget}\n")
-            farm("campaign", "run", str(path))
-            made = pathlib.Path(folder) / SHIPPED_FILE
-            farm("record", "export", str(made), "--simulated")
-            shutil.copyfile(made, chosen.records)
-        else:
-            farm("record", "pull", str(chosen.records))
-        models = [word for word in f"{chosen.models},{chosen.more}".split(",") if word]
-        for name in types:  # one at a time: a rival that cannot take a model leaves the others
-            farm("model", "bench", *models, "--board", f"v-{name}", "--against", RIVALS, check=False)
-        farm("report", "matrix", "--out", f"{folder}/matrix")
-        shutil.copyfile(f"{folder}/matrix/matrix.png", DOCS / "images" / "matrix.png")
-        shutil.copyfile(f"{folder}/matrix/matrix.csv", ROOT / "inventory" / "zoo_matrix.csv")
+        path = pathlib.Path(folder) / "zoo.yaml"
+        boards = f"{{ types: [{', '.join(types)}], simulated: true }}"
+        budget = f"{{ trials: {chosen.trials} }}"
+        path.write_text(f"name: zoo\nmodels: [{chosen.models}]\nboards: {boards}\nbudget: {budget}\n")
+        farm("campaign", "run", str(path))
+        made = pathlib.Path(folder) / SHIPPED_FILE
+        farm("record", "export", str(made), "--simulated")
+        shutil.copyfile(made, chosen.records)
     return 0
 
 

@@ -42,8 +42,7 @@ class Board:
     """The agent's board and its limits. `board_type` None: from the device tree, else `local`.
 
     `access` writes clocks; without it nothing can be pinned. `work_folder` caches the cost of programs on a virtual
-    board (`virtual/work.py`); `emulator` runs the board's own code instead of this machine's, and `engines` has
-    the parts for other engines' (`virtual/recorded.py`).
+    board (`virtual/work.py`); `emulator` runs the board's own code instead of this machine's.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Board:
         types: Mapping[str, board_types.BoardType] | None = None,
         work_folder: Path | None = None,
         emulator: Emulator | None = None,
-        engines: Path | None = None,
         meter: str = "",
     ) -> None:
         """Read what the board is. Raises ProtocolError for an invalid board-type file, SensorError for a command of a
@@ -99,7 +97,7 @@ class Board:
         self.shared = (tree, sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
-        self._work_folder, self._emulator, self.engines = work_folder, emulator, engines
+        self._work_folder, self._emulator = work_folder, emulator
         # Runs by content. Sessions are forked, so each counts for itself.
         self._runs: collections.Counter[str] = collections.Counter()
 
@@ -245,8 +243,7 @@ class Board:
             return None
         from device_agent.emulated.runs import is_for_board
 
-        is_ncnn = isinstance(spec, protocol.RunSpec) and spec.engine is protocol.Engine.NCNN
-        if not is_for_board(program) and not is_ncnn:
+        if not is_for_board(program):
             return None
         online = len(self.platform.affinity(spec.limits.cluster))
         core = self._emulator.cores.get(spec.limits.cluster, self._emulator.core)

@@ -266,7 +266,6 @@ class Measurement:
             self.plan.idle_s, self.plan.busy_s, self.plan.margin_s = windows
         limit_s = self._spec.limits.timeout_s + self.plan.extra_s
         self.plan.emulator = self._board.find_emulator(self._spec, self._content[0])
-        self.plan.engines = self._board.engines
         self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
     def finish(self, outcome: Outcome) -> Outcome:

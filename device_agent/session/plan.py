@@ -9,7 +9,6 @@ import dataclasses
 import mmap
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from device_agent.platforms.board_time import BoardTime, HostTime
@@ -128,7 +127,6 @@ class Plan:
     busy_s: float = 0.0
     margin_s: float = 0.0  # sensors lag: how long the kernel must run before its window begins
     emulator: Emulator | None = None  # runs a program that is the board's own code, not this machine's
-    engines: Path | None = None  # the parts that run other engines for such a board
     cpus: tuple[int, ...] = ()  # cores for the worker's threads; empty: any
     others: tuple[Marks, ...] = ()  # of the instances that run beside this one
 

@@ -201,12 +201,6 @@ def _load(
         return (*load_program(spec, program, arrays), None)
     from device_agent.emulated import runs
 
-    if spec.engine is Engine.NCNN:
-        from device_agent.virtual import recorded
-
-        found = recorded.Execution(plan.engines, plan.emulator, spec, program, arrays)
-        plan.pace.emulate(found.count, again=spec.return_outputs)
-        return found.run, runs.collect, None
     emulated = runs.Execution(plan.emulator, spec, program.read_bytes(), unstack(spec, arrays))
     plan.pace.emulate(emulated.count, again=spec.return_outputs)
     return emulated.run, runs.collect, emulated.profile

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import CPU, Engine, Limits
-from farm import emulation
 from farm.artifacts import compile, make
 from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import FLOAT32, Artifact
 from farm.artifacts.on_board import HeldForModels
-from farm.artifacts.rivals import ENGINES, is_emulated, make_variant
+from farm.artifacts.rivals import ENGINES, make_variant
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
@@ -155,7 +154,7 @@ def bench(
             try:
                 if instances > 1 and engine is Engine.TENSORRT:
                     raise UnavailableError("a GPU runs one instance at a time")
-                added.append(make_variant(engine, subject.opened, inputs, about, settings))
+                added.append(make_variant(engine, subject.opened, inputs, about))
             except UnavailableError as error:
                 missing[str(engine)] = error.message
         variants[1:1] = added
@@ -168,10 +167,7 @@ def bench(
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         sizes = {each.name: len(each.program) for each in variants}
-        versions = dict(about.engine_versions)
-        if is_emulated(about):
-            versions[str(Engine.NCNN)] = emulation.NCNN
-        models.append(_describe(subject, timed, reference, names, algorithms, sizes, versions))
+        models.append(_describe(subject, timed, reference, names, algorithms, sizes, about.engine_versions))
         timings.append(timed)
     if not models:
         raise PermanentError(f"no model fits the memory of {board.name}", "Take smaller batches or another board.")

@@ -35,7 +35,7 @@ from farm.values import Record, Workload
 _log = logging.getLogger(__name__)
 
 # Untuned TVM: its own operator schedules in the model's layout, unpacked weights.
-UNTUNED_PIPELINE = "graph/1-plain"
+UNTUNED_PIPELINE = "graph/2-plain"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import CPU, GPU, Description, Engine
-from farm import emulation
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.timing import Variant
 from farm.errors import UnavailableError
 from farm.models.tflite import conversion
-from farm.settings import Settings
 
 # The engines by name, best known first, as people call them.
 ENGINES = {
@@ -33,19 +31,16 @@ _FILES = {
     Engine.PYTORCH: ("model_pnnx.py", "model.pnnx.bin"),
 }
 _CONVERT_S = 300.0
-# The deadline of TensorRT's build on the board, which tries kernels, and of a run in QEMU.
+# The deadline of TensorRT's build on the board, which tries kernels.
 _BUILD_S = 900.0
 
 
-def make_variant(
-    engine: Engine, opened: GivenModel, inputs: Mapping[str, Any], board: Description, settings: Settings
-) -> Variant:
+def make_variant(engine: Engine, opened: GivenModel, inputs: Mapping[str, Any], board: Description) -> Variant:
     """Return what the board runs in this engine. Raises UnavailableError: the engine or the model does not allow it."""
     called, data, arrays = ENGINES[engine], opened.source.onnx_bytes, dict(inputs)
-    if is_emulated(board) and engine is Engine.NCNN:
-        emulation.prepare_ncnn(settings)
-    elif str(engine) not in board.engines:
-        raise UnavailableError(f"{called} is not {'emulated' if is_emulated(board) else 'installed'} on {board.name}")
+    if str(engine) not in board.engines:
+        is_emulated = board.simulated and board.architecture == "aarch64"
+        raise UnavailableError(f"{called} is not {'emulated' if is_emulated else 'installed'} on {board.name}")
     if engine in _FILES:
         if engine is Engine.NCNN:
             if any(array.ndim < 2 or array.shape[0] != 1 for array in arrays.values()):
@@ -57,14 +52,8 @@ def make_variant(
         if path.suffix != conversion.SUFFIX or opened.about.batch is not None:
             raise UnavailableError("TensorFlow Lite is timed with the .tflite file of a model, which this model is not")
         data = path.read_bytes()
-    is_slow = is_emulated(board) or engine is Engine.TENSORRT
-    device = GPU if engine is Engine.TENSORRT else CPU
-    return Variant(str(engine), engine, data, arrays, device=device, load_timeout_s=_BUILD_S if is_slow else None)
-
-
-def is_emulated(board: Description) -> bool:
-    """Say whether a board is simulated and runs its own aarch64 code."""
-    return board.simulated and board.architecture == "aarch64"
+    device, timeout_s = (GPU, _BUILD_S) if engine is Engine.TENSORRT else (CPU, None)
+    return Variant(str(engine), engine, data, arrays, device=device, load_timeout_s=timeout_s)
 
 
 def convert(engine: Engine, model: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:

@@ -149,6 +149,7 @@ def merge_workloads(
                     flop=each.flop,
                     weight=0,
                     models=(),
+                    calls=(),
                     predicted_s=predicted_s,
                 )
             calls = dict(zip(known.models, known.calls, strict=True))

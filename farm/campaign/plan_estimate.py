@@ -58,11 +58,11 @@ def leave_room(limit: float | None) -> float | None:
     return None if limit is None else limit / (1 + SHARE)
 
 
-# Of one task: its reference and candidates are replayed, compiled and run once. 7 tasks of mnist_cnn took 18 s, 22 of
+# Of one task: its reference and candidates are replayed, compiled and run once. 7 tasks of a small CNN took 18 s, 22 of
 # squeezenet1.1 27 s (two cores of an Intel server, which was the board too); the slowest host seen takes twice as long,
 # and a budget of time must hold there as well.
 CHECK_S = 3.0
-# Of one model: load it, compile each function as recorded and as predicted, time the programs in turns. mnist_cnn with
+# Of one model: load it, compile each function as recorded and as predicted, time the programs in turns. That CNN with
 # 7 functions took 23 s there, squeezenet1.1 with 22 functions 60 s.
 _FINAL_START_S = 5.0
 _FINAL_FUNCTION_S = 3.0

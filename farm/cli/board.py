@@ -41,7 +41,6 @@ app = typer.Typer(help="Boards: register, reach, provision and inspect them; boa
 app.command("show")(board_types.show)
 
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
 
 
@@ -178,7 +177,7 @@ def add(
 
 @app.command("remove")
 @output.command
-def remove(names: Names) -> None:
+def remove(names: options.Boards) -> None:
     """Forget boards, all or none. Their trials and events stay; a board that is leased is refused."""
     with options.open_store() as store:
         chosen = dict.fromkeys(names)
@@ -243,7 +242,7 @@ _ORDERS = {
 
 
 def _make_order(kind: health.Kind) -> Callable[..., None]:
-    def order(names: Names, reason: Reason = "") -> None:
+    def order(names: options.Boards, reason: Reason = "") -> None:
         _order(kind, names, reason)
 
     return output.command(order)

@@ -23,12 +23,10 @@ from farm.values import Ssh
 
 _AT_ONCE = 16
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
-
 
 @output.command
 def trust(
-    names: Names,
+    names: options.Boards,
     fingerprint: Annotated[
         list[str] | None,
         typer.Option("--fingerprint", metavar="SHA256:…", help="Fingerprint of the key to pin; repeatable."),

@@ -85,7 +85,7 @@ def report(
     """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
     with options.open_store_to_show() as store:
         document = campaign_document.make_report(store, name)
-    if out is None and not is_name(name):  # one of an earlier version's, which took any
+    if out is None and not is_name(name):  # a restored store may hold any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
     paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"), output.note)
     yield {"campaign": name, "report": paths}

@@ -117,7 +117,12 @@ def make(
 
 NONE = "none"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=options.complete_campaign
+    ),
+]
 Trials = Annotated[
     str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
 ]

@@ -58,7 +58,7 @@ def doctor(
 
 @output.command
 def board_doctor(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
+    names: options.Boards,
     hardware: Annotated[
         bool, typer.Option("--hardware", help="Check clocks, speed, rails and power against the board type, too.")
     ] = False,

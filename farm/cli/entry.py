@@ -1,26 +1,20 @@
-"""The console script. It answers `--version` and a completing shell before it loads any command."""
+"""The console script. It answers `--version` before it loads any command."""
 
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 from farm.version import __version__
 
 
 def main() -> None:
-    """Answer a shell, or run the command line; leaves by SystemExit."""
+    """Run the command line; leaves by SystemExit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Letters that the encoding of the terminal or pipe lacks become "?".
         sys.stdout.reconfigure(errors="replace")
     if sys.argv[1:] == ["--version"]:
         print(f"tvm-farm {__version__}")
-        sys.exit(0)
-    from farm.cli import completing
-
-    if shell := os.environ.get(completing.VARIABLE):
-        print(completing.answer(shell, sys.argv[1:]))
         sys.exit(0)
     from farm.cli.main import main as run
 

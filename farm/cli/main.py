@@ -20,6 +20,8 @@ from farm.errors import UsageError
 from farm.processes import listening
 from farm.version import __version__
 
+# A shell that completes a line sets it, as typer's scripts say.
+_COMPLETING = "_FARM_COMPLETE"
 _QUOTED = re.compile(r"'([^']*)'")
 # Commands of earlier versions, and what does the same.
 _GONE = {"certify": "It is `farm board doctor NAME --hardware --report FILE.json` now."}
@@ -88,7 +90,6 @@ _COMMANDS: Mapping[str, _Entry] = {
     "audit": _Entry("logs", "audit", "Show who changed what."),
     "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
     "restore": _Entry("store", "restore", "Make such a file the farm's store."),
-    "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),
     "schema": _Entry("init", "schema", "Print the JSON Schema of campaign or fleet files."),
     "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
     "db": _Entry("store", "app", "Check and upgrade the store."),
@@ -116,7 +117,6 @@ def make_app(word: str | None = None, *, names_only: bool = False) -> typer.Type
         name="farm",
         help="Tune neural networks on the boards you own.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -166,6 +166,9 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)
     os.umask(os.umask(0o022) | 0o022)  # other users write no file of ours
     words = sys.argv[1:]
+    if _COMPLETING in os.environ:
+        # The line that a shell completes: bash and zsh, fish and others, call it by different names.
+        words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()[1:]
     command = typer.main.get_command(make_app(*words[:1], names_only=_runs_none(words)))
     examples.complete(command)
     try:

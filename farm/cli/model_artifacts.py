@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 LOCAL = "local"
 _MOST_LABELS = 16 << 20
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
-Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
+Board = Annotated[
+    str,
+    typer.Option(
+        "--board",
+        metavar="NAME",
+        help="Name of a board; local: this machine.",
+        autocompletion=options.complete_board,
+    ),
+]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
 

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import inspect
 import re
+import sqlite3
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,7 +78,28 @@ def spread(
     return decorate
 
 
+def _list_names(table: str) -> Callable[[str], list[str]]:
+    """Return what a shell asks for names that begin so: those in the store, which is neither made nor upgraded."""
+
+    def list_names(incomplete: str) -> list[str]:
+        location = farm_settings.load().store_location
+        with contextlib.suppress(sqlite3.Error):
+            if isinstance(location, Path) and location.is_file():
+                uri = f"{location.absolute().as_uri()}?mode=ro"
+                with contextlib.closing(sqlite3.connect(uri, 0.1, uri=True)) as connection:
+                    rows = connection.execute(f"SELECT name FROM {table} ORDER BY name")  # noqa: S608 - one of ours
+                    return [name for (name,) in rows if str(name).startswith(incomplete)]
+        return []
+
+    return list_names
+
+
 Json = output.Json
+complete_board, complete_campaign = _list_names("boards"), _list_names("fleet_campaigns")
+Boards = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.", autocompletion=complete_board),
+]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
 Exact = Annotated[

@@ -36,7 +36,7 @@ _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 @output.command
 def provision(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
+    names: options.Boards,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", metavar="FILE", help="Bundle to install; default: one made here, and kept."),

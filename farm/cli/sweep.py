@@ -30,7 +30,15 @@ app = typer.Typer(help="Sweeps: latency, power and energy of a model over a boar
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
 
-Board = Annotated[str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
+Board = Annotated[
+    str | None,
+    typer.Option(
+        "--board",
+        metavar="NAME",
+        help="Name of a board; local: this machine.",
+        autocompletion=options.complete_board,
+    ),
+]
 BoardType = Annotated[
     str | None, typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards.")
 ]

@@ -37,7 +37,13 @@ def tune(
         str | None, typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine.")
     ] = None,
     board: Annotated[
-        str | None, typer.Option("--board", metavar="NAME", help="Board of the fleet to use, and no other.")
+        str | None,
+        typer.Option(
+            "--board",
+            metavar="NAME",
+            help="Board of the fleet to use, and no other.",
+            autocompletion=options.complete_board,
+        ),
     ] = None,
     wait: Annotated[
         str, typer.Option("--wait", metavar="10m", help="Longest wait for a board, or this machine, to become free.")

@@ -66,8 +66,6 @@ CheckedThermal = Annotated[Thermal, pydantic.AfterValidator(_ignored_exist)]
 
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
-# Overrides the graph pipeline of all types, such as `graph/1`, to keep using records of version 0.1.
-PIPELINE_VARIABLE = "FARM_GRAPH_PIPELINE"
 HOST = "host"
 
 Feature = Annotated[str, pydantic.Field(pattern=r"^[+-][a-z0-9.-]+$")]
@@ -192,8 +190,6 @@ def load_board_types(extra_folder: pathlib.Path | None = None) -> dict[str, Boar
             )
         types |= extra
     _require_distinct(types)
-    if pipeline := os.environ.get(PIPELINE_VARIABLE):
-        types = {name: kind.model_copy(update={"pipeline": pipeline}) for name, kind in types.items()}
     return types
 
 

@@ -52,7 +52,7 @@ class FarmDatabase(ms.database.PyDatabase):
 
     `url` is a path, `sqlite:///…` or `postgresql://…` (default: the farm's store). `board_type` is by default that of
     the script's `FarmRunner`. Only results of a `FarmRunner` are written, since the board of others is unknown.
-    `pipeline` names what was done to the model: `graph/1` finds results of `farm tune` where modules are equal.
+    `pipeline` names what was done to the model: `graph/2` finds results of `farm tune` where modules are equal.
     """
 
     def __init__(

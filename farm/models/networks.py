@@ -6,72 +6,7 @@ errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from farm.models.onnx_builder import GraphBuilder
-
-_YOLOX_WIDTH = 32
-_HIDDEN = 128
-_CLASSES = 80
-
-
-def yolox_s(g: GraphBuilder, x: str) -> tuple[str, ...]:
-    """Build on (1, 3, H, W); per stride 8, 16 and 32 four coordinates, one score and 80 classes."""
-    fine, middle, coarse = _backbone(g, x)
-    return tuple(_decoupled_head(g, level) for level in _pyramid(g, fine, middle, coarse))
-
-
-def _backbone(g: GraphBuilder, x: str) -> tuple[str, str, str]:
-    """CSPDarknet: the features at strides 8, 16 and 32."""
-    # The four pixels of each 2x2 square become channels.
-    corners = [g.every_second(x, row, column) for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
-    x = _silu_conv(g, g.concat(*corners), _YOLOX_WIDTH)
-    x = _cross_stage(g, _silu_conv(g, x, 2 * _YOLOX_WIDTH, stride=2), 2 * _YOLOX_WIDTH, 1, shortcut=True)
-    fine = _cross_stage(g, _silu_conv(g, x, 4 * _YOLOX_WIDTH, stride=2), 4 * _YOLOX_WIDTH, 3, shortcut=True)
-    middle = _cross_stage(g, _silu_conv(g, fine, 8 * _YOLOX_WIDTH, stride=2), 8 * _YOLOX_WIDTH, 3, shortcut=True)
-    x = _pool_pyramid(g, _silu_conv(g, middle, 16 * _YOLOX_WIDTH, stride=2), 16 * _YOLOX_WIDTH)
-    return fine, middle, _cross_stage(g, x, 16 * _YOLOX_WIDTH, 1)
-
-
-def _pyramid(g: GraphBuilder, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
-    """Go up from the coarse features to the fine ones and down again."""
-    top = _silu_conv(g, coarse, 8 * _YOLOX_WIDTH, kernel=1)
-    joined = _cross_stage(g, g.concat(g.upsample(top, 2), middle), 8 * _YOLOX_WIDTH, 1)
-    narrow = _silu_conv(g, joined, 4 * _YOLOX_WIDTH, kernel=1)
-    at_8 = _cross_stage(g, g.concat(g.upsample(narrow, 2), fine), 4 * _YOLOX_WIDTH, 1)
-    at_16 = _cross_stage(g, g.concat(_silu_conv(g, at_8, 4 * _YOLOX_WIDTH, stride=2), narrow), 8 * _YOLOX_WIDTH, 1)
-    at_32 = _cross_stage(g, g.concat(_silu_conv(g, at_16, 8 * _YOLOX_WIDTH, stride=2), top), 16 * _YOLOX_WIDTH, 1)
-    return at_8, at_16, at_32
-
-
-def _decoupled_head(g: GraphBuilder, x: str) -> str:
-    """Compute classes in one branch, box and score in the other."""
-    x = _silu_conv(g, x, _HIDDEN, kernel=1)
-    classes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
-    boxes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
-    ends = [(boxes, 4), (boxes, 1), (classes, _CLASSES)]
-    return g.concat(*(g.conv(end, channels, 1, gain=0.2) for end, channels in ends))
-
-
-def _cross_stage(g: GraphBuilder, x: str, channels: int, blocks: int, *, shortcut: bool = False) -> str:
-    """Send half of the channels through bottlenecks and half past them."""
-    inside, beside = (_silu_conv(g, x, channels // 2, kernel=1) for _ in range(2))
-    for _ in range(blocks):
-        y = _silu_conv(g, _silu_conv(g, inside, channels // 2, kernel=1), channels // 2)
-        inside = g.add(y, inside) if shortcut else y
-    return _silu_conv(g, g.concat(inside, beside), channels, kernel=1)
-
-
-def _pool_pyramid(g: GraphBuilder, x: str, channels: int) -> str:
-    x = _silu_conv(g, x, channels // 2, kernel=1)
-    pools = (g.max_pool(x, kernel, stride=1, pad=kernel // 2) for kernel in (5, 9, 13))
-    return _silu_conv(g, g.concat(x, *pools), channels, kernel=1)
-
-
-def _silu_conv(g: GraphBuilder, x: str, channels: int, *, kernel: int = 3, stride: int = 1) -> str:
-    y = g.conv(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False)
-    return g.silu(g.batch_norm(y, epsilon=1e-3))
-
 
 # Three boxes of four coordinates, one score and 80 classes.
 _HEAD_CHANNELS = 3 * (4 + 1 + 80)
@@ -108,7 +43,6 @@ def _head(g: GraphBuilder, x: str) -> str:
 
 
 _EMBEDDING, _HEADS, _LAYERS, _INNER = 768, 12, 12, 3072
-_VOCABULARY, _POSITIONS, _TOKENS = 30_522, 512, 128
 # Scale of each residual, so that their sum does not grow with depth.
 _ADDED = 0.25
 
@@ -124,21 +58,7 @@ def vit_b16(g: GraphBuilder, x: str) -> str:
     for _ in range(_LAYERS):
         x = g.add(x, _attend(g, g.layer_norm(x, epsilon=1e-6)))
         x = g.add(x, _feed_forward(g, g.layer_norm(x, epsilon=1e-6)))
-    return g.dense(g.rows(g.layer_norm(x, epsilon=1e-6), 0, _EMBEDDING, axis=1), 1000)
-
-
-def bert_base(g: GraphBuilder, x: str) -> tuple[str, str]:
-    """BERT base, uncased, on (1, 128) token ids, one text without padding: all hidden states, and the pooled one."""
-    words = g.rows(g.weight((_VOCABULARY, _EMBEDDING), 1.0), x, _EMBEDDING)
-    positions = g.rows(g.weight((_POSITIONS, _EMBEDDING), 0.5), range(_TOKENS), _EMBEDDING)
-    # All tokens are of the first text; the second row is there as in the published table.
-    texts = g.rows(g.weight((2, _EMBEDDING), 0.5), [0] * _TOKENS, _EMBEDDING)
-    x = g.layer_norm(g.add(g.add(words, texts), positions), epsilon=1e-12)
-    for _ in range(_LAYERS):
-        x = g.layer_norm(g.add(_attend(g, x), x), epsilon=1e-12)
-        x = g.layer_norm(g.add(_feed_forward(g, x), x), epsilon=1e-12)
-    first = g.rows(x, 0, _EMBEDDING, axis=1)
-    return g.unary("Identity", x), g.unary("Tanh", g.dense(first, _EMBEDDING))
+    return g.dense(g.row(g.layer_norm(x, epsilon=1e-6), 0, _EMBEDDING), 1000)
 
 
 def _attend(g: GraphBuilder, x: str) -> str:
@@ -240,9 +160,6 @@ _FIRES: tuple[tuple[int, int] | str, ...] = (
     *((48, 192), (48, 192), (64, 256), (64, 256)),
 )
 
-# Channels of VGG11's convolutions (configuration A of arXiv 1409.1556); "M" is a pooling step.
-_VGG11: tuple[int | str, ...] = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
-
 # (expansion, channels, repeats, stride) of MobileNet v2, table 2 of arXiv 1801.04381.
 _INVERTED_RESIDUALS = (
     *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
@@ -282,40 +199,25 @@ def _basic_block(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
     return g.relu(g.add(y, x))
 
 
-def resnet50(g: GraphBuilder, x: str) -> str:
-    """ResNet-50, 1000 classes, as in torchvision: stages shrink in their 3x3 convolution."""
-    return _bottlenecks(g, x, (3, 4, 6, 3))
+def resnet50(g: GraphBuilder, x: str, *, shrinks_first: bool = False) -> str:
+    """ResNet-50, 1000 classes, as in torchvision: stages shrink in their 3x3 convolution.
 
-
-def resnet50_original(g: GraphBuilder, x: str) -> str:
-    """ResNet-50 as published: stages shrink in their first 1x1, so that every 3x3 has stride 1."""
-    return _bottlenecks(g, x, (3, 4, 6, 3), shrinks_first=True)
-
-
-def resnet152(g: GraphBuilder, x: str) -> str:
-    """ResNet-152, 1000 classes; as torchvision's."""
-    return _bottlenecks(g, x, (3, 8, 36, 3), added=0.2)
-
-
-def _bottlenecks(
-    g: GraphBuilder, x: str, stages: tuple[int, ...], added: float = 0.5, *, shrinks_first: bool = False
-) -> str:
-    """`added` scales each residual, whose sum grows with depth."""
+    As published they shrink in their first 1x1 (`shrinks_first`), so that every 3x3 has stride 1.
+    """
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
-    for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), stages, strict=True)):
+    for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True)):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            strides = (stride, 1) if shrinks_first else (1, stride)
-            x = _bottleneck(g, x, channels, strides, added)
+            x = _bottleneck(g, x, channels, (stride, 1) if shrinks_first else (1, stride))
     return g.dense(g.global_average(x), 1000)
 
 
-def _bottleneck(g: GraphBuilder, x: str, channels: int, strides: tuple[int, int], added: float) -> str:
+def _bottleneck(g: GraphBuilder, x: str, channels: int, strides: tuple[int, int]) -> str:
     stride = max(strides)
     y = g.relu(g.batch_norm(g.conv(x, channels, 1, stride=strides[0], bias=False)))
     y = g.relu(g.batch_norm(g.conv(y, channels, 3, stride=strides[1], pad=1, bias=False)))
-    y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=added)
+    y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=0.5)
     if stride != 1 or g.channels(x) != 4 * channels:
         x = g.batch_norm(g.conv(x, 4 * channels, 1, stride=stride, bias=False, gain=1.0))
     return g.relu(g.add(y, x))
@@ -328,21 +230,6 @@ def cifar_resnet20(g: GraphBuilder, x: str) -> str:
         for block in range(3):
             x = _basic_block(g, x, channels, stride=2 if stage and not block else 1)
     return g.dense(g.global_average(x), 10)
-
-
-def vgg11(g: GraphBuilder, x: str) -> str:
-    """VGG11, 1000 classes; 123 of its 133 million weights are dense layers'."""
-    return vgg(g, x, _VGG11)
-
-
-def vgg(g: GraphBuilder, x: str, layers: Sequence[int | str]) -> str:
-    """A network of arXiv 1409.1556: channels of 3x3 convolutions, and "M" for a pool; 1000 classes."""
-    for channels in layers:
-        x = g.max_pool(x, 2, stride=2) if isinstance(channels, str) else g.relu(g.conv(x, channels, 3, pad=1))
-    x = g.flatten(x, g.channels(x) * 7 * 7)
-    for _ in range(2):
-        x = g.relu(g.dense(x, 4096, gain=2.0))
-    return g.dense(x, 1000)
 
 
 def mobilenet_v2(g: GraphBuilder, x: str) -> str:
@@ -399,14 +286,6 @@ def tiny_cnn(g: GraphBuilder, x: str) -> str:
     x = g.add(x, g.conv(y, 8, 1, gain=1.0))
     x = g.relu(g.conv(x, 16, 3, stride=2, pad=1))
     return g.dense(g.global_average(x), 10)
-
-
-def mnist_cnn(g: GraphBuilder, x: str) -> str:
-    """The network of PyTorch's MNIST example, without dropout; 10 digits."""
-    x = g.relu(g.conv(x, 32, 3))
-    x = g.max_pool(g.relu(g.conv(x, 64, 3)), 2, stride=2)
-    x = g.relu(g.dense(g.flatten(x, 64 * 12 * 12), 128, gain=2.0))
-    return g.dense(x, 10)
 
 
 def mlp(g: GraphBuilder, x: str) -> str:

@@ -36,9 +36,9 @@ class GraphBuilder:
         self._channels: dict[str, int] = {}
         self.parameters = 0
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> str:
+    def input(self, name: str, shape: Sequence[int]) -> str:
         """Declare the model's input; its second dimension counts the channels (or features)."""
-        self._input = helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape))
+        self._input = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
         self._channels[name] = shape[1]
         return name
 
@@ -110,11 +110,9 @@ class GraphBuilder:
         """A product of matrices with so many columns."""
         return self._node("MatMul", [a, b], features)
 
-    def rows(self, table: str, indices: str | int | Sequence[int], features: int, *, axis: int = 0) -> str:
-        """Rows of a table (an embedding) by numbers, a tensor or constant ones; a single one drops `axis`."""
-        if not isinstance(indices, str):
-            indices = self._constant(np.array(indices, np.int64))
-        return self._node("Gather", [table, indices], features, axis=axis)
+    def row(self, x: str, number: int, features: int) -> str:
+        """One of the rows that follow the batch."""
+        return self._node("Gather", [x, self._constant(np.array(number, np.int64))], features, axis=1)
 
     def relu(self, x: str) -> str:
         """max(x, 0)."""
@@ -123,10 +121,6 @@ class GraphBuilder:
     def unary(self, operator: str, x: str, **attributes: Any) -> str:
         """An operator that changes neither shape nor number of channels, such as Tanh or Softmax."""
         return self._node(operator, [x], self.channels(x), **attributes)
-
-    def silu(self, x: str) -> str:
-        """`x` times its sigmoid."""
-        return self._node("Mul", [x, self.unary("Sigmoid", x)], self.channels(x))
 
     def gelu(self, x: str) -> str:
         """`x` times its normal distribution, by the error function."""
@@ -187,11 +181,6 @@ class GraphBuilder:
     def concat(self, *tensors: str) -> str:
         """Join along channels."""
         return self._node("Concat", tensors, sum(map(self.channels, tensors)), axis=1)
-
-    def every_second(self, x: str, row: int, column: int) -> str:
-        """Every second pixel along height and width, from `row` and `column` on."""
-        bounds = [[row, column], [2**31 - 1] * 2, [2, 3], [2, 2]]
-        return self._node("Slice", [x, *(self._constant(np.array(b, np.int64)) for b in bounds)], self.channels(x))
 
     def take_channels(self, x: str, begin: int, end: int) -> str:
         """Channels `begin` to `end`, the last left out."""

@@ -22,7 +22,7 @@ class ZooModel:
     """One entry. `parameters` counts trained weights as the literature does: running statistics left out.
 
     `flop` is that of convolutions and matrix products, an FMA counting as two. `published` says what others
-    count and where. Inputs are of `input_dtype`, outputs float32. Outputs are scores before softmax, by name.
+    count and where. Inputs and outputs are float32. Outputs are scores before softmax, by name.
     """
 
     name: str
@@ -33,7 +33,6 @@ class ZooModel:
     flop: int
     network: Callable[[GraphBuilder, str], str | tuple[str, ...]]
     published: str = ""
-    input_dtype: str = "float32"
 
     def build(self, seed: int = 0) -> bytes:
         """The model as ONNX: the same bytes for the same seed, on every machine and NumPy."""
@@ -45,7 +44,7 @@ class ZooModel:
 
     def _write(self, builder: GraphBuilder) -> bytes:
         ((name, shape),) = self.input_shapes.items()
-        made = self.network(builder, builder.input(name, shape, self.input_dtype))
+        made = self.network(builder, builder.input(name, shape))
         ends = (made,) if isinstance(made, str) else made
         return builder.finish(
             self.name,

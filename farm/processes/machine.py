@@ -82,8 +82,7 @@ def close_abandoned_sweeps(store: Store) -> list[int]:
 def is_here(identity: Mapping[str, Any]) -> bool:
     """Whether a process (`process_identity`) is, or was, visible from here.
 
-    A pid means nothing on another host, after a reboot, or in another container, even under equal names. Identities of
-    earlier versions hold only the host's name.
+    A pid means nothing on another host, after a reboot, or in another container, even under equal names.
     """
     ours = {"host": socket.gethostname(), "boot": read_boot(), "namespace": read_namespace()}
     return all(identity.get(key, value) == value for key, value in ours.items())

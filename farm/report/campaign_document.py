@@ -210,16 +210,8 @@ def draw_curves(order: campaigns.Order, gains: Iterable[Gain]) -> list[dict[str,
 
 
 def find_calls(workloads: Iterable[campaigns.WorkloadOrder], model: str) -> dict[str, float]:
-    """Return how often one inference of a model calls each workload, by hash.
-
-    An order of version 0.2.0 does not say: a workload's weight is then split evenly among its models.
-    """
-    found = {}
-    for each in workloads:
-        if model in each.models:
-            calls = each.calls[each.models.index(model)] if each.calls else each.weight / len(each.models)
-            found[each.hash] = float(calls)
-    return found
+    """Return how often one inference of a model calls each workload, by hash."""
+    return {each.hash: float(each.calls[each.models.index(model)]) for each in workloads if model in each.models}
 
 
 def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:

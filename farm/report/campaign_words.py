@@ -201,7 +201,6 @@ def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
             continue
         taken = final["variants"][final["taken"]]
         sizes = [taken.get(key) for key in ("peak_memory_bytes", "bytes")]
-        # Campaigns of version 0.2.0 have the median alone.
         yield (
             *(final["model"], final["board_type"], final["point"]),
             *(_latency(taken.get(key)) for key in ("median", "p90", "p99", "first_s")),
@@ -212,7 +211,7 @@ def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
 def _list_in_place(document: Document) -> Iterator[tuple[str, ...]]:
     """Return what records are worth within their models, where that was measured, and which are left out."""
     for final in campaign_rows.list_finals(document["progress"]):
-        for each in final.get("in_place", ()):  # campaigns of version 0.2.0 have none
+        for each in final.get("in_place", ()):
             yield (
                 *(final["model"], final["board_type"], final["point"], each["name"]),
                 *(f"{each[key]:.2f}" for key in ("value", "low", "high")),

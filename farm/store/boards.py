@@ -181,20 +181,16 @@ class Boards(StorePart):
             "description": dict(board.description),
             "seen_at": now,
         }
-        on_demand = to_document(Direct(on_demand=True))
         with self._db.writing() as connection:
             known = connection.execute(select_boards().where(schema.boards.c.name == board.name)).mappings().first()
             if known is not None:
-                # Version 0.1 did not store it; an unregistered board has no labels and never had a transport.
-                if known["transport"] == to_document(Direct()) and not self._is_registered(connection, board.name):
-                    values["transport"] = on_demand
                 self.change(connection, board.name, values)
             else:
                 self._insert_board(
                     connection,
                     name=board.name,
                     labels={},
-                    transport=on_demand,
+                    transport=to_document(Direct(on_demand=True)),
                     reachable=True,
                     state_reason="first seen at work",
                     health=str(Health.GOOD),
@@ -282,12 +278,6 @@ class Boards(StorePart):
         for old, new in events:
             self.add_event(connection, name, kind, str(old), str(new), reason, by)
         return transition
-
-    def _is_registered(self, connection: sa.Connection, name: str) -> bool:
-        """Whether an operator has registered or changed the board."""
-        events = schema.board_events
-        ordered = sa.select(events.c.id).where(events.c.board == name, events.c.kind.in_(("registered", "updated")))
-        return connection.execute(ordered.limit(1)).first() is not None
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
         if is_leased(row, self._db.clock()):

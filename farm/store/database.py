@@ -6,22 +6,21 @@ The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.errors import FarmError, UnavailableError
 from farm.settings import StoreLocation
 from farm.store import postgresql, schema, sqlite
 from farm.store.clock import Instant
 
-# The newest revision under migrations/; a test compares it with Alembic's head.
-HEAD = "0012"
-_MIGRATIONS = Path(__file__).with_name("migrations")
-# Stores of development versions before 0007, and the commit whose `farm db upgrade` migrates them.
-_EARLIER, _LAST_COMMIT_FOR_EARLIER = "0007", "a49a62713d23625c153678b4e29718c3b9aefb48"
+# The schema of version 0.3, and of this one.
+FIRST, HEAD = "0013", "0013"
+# By later revision, in order: what alters a store of the one before, inside the migration's transaction.
+STEPS: Mapping[str, Callable[[sa.Connection], None]] = {}
 # How long to wait for another command's transaction.
 BUSY_TIMEOUT_S = 30.0
 
@@ -78,7 +77,7 @@ def open_database(location: StoreLocation) -> Database:
     try:
         current = fetch_revision(database)
         if current != HEAD:
-            if current is not None and not database.migrates_itself and _EARLIER <= current < HEAD:
+            if current is not None and not database.migrates_itself and FIRST <= current < HEAD:
                 raise UnavailableError(
                     f"{location} has schema {current}, and this version needs {HEAD}",
                     "End what works with it on all hosts and update them, then once: farm db upgrade",
@@ -116,48 +115,32 @@ def has_store(location: StoreLocation) -> bool:
 def migrate(database: Database) -> str | None:
     """Migrate the schema to `HEAD`, all or nothing; return the previous revision, None for an empty database.
 
-    Raises UnavailableError for an unknown schema: newer, or older than the first release.
+    Raises UnavailableError for a newer schema, or one of version 0.2 and before.
     """
     # One command migrates; a second one finds the work done.
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
             schema.make_tables(connection, HEAD)
-        elif current < _EARLIER:
+        elif current < FIRST:
             raise UnavailableError(
-                f"{database.location} has schema {current}, which was given up before the first release",
-                f"Bring it to {_EARLIER} with commit {_LAST_COMMIT_FOR_EARLIER[:12]} of tvm-farm: check that out, "
-                "`make setup`, `.venv/bin/farm db upgrade`. Then this version opens it.",
+                f"{database.location} has schema {current}, of tvm-farm 0.2 or before; this version does not read it",
+                "With that version: farm record export DIR --board-type TYPE. Then here, with a new FARM_HOME or "
+                "FARM_STORE: farm record import DIR.",
+            )
+        elif current > HEAD:
+            raise UnavailableError(
+                f"{database.location} has schema {current}, which this version does not know",
+                "A newer tvm-farm wrote it: update this one.",
             )
         elif current != HEAD:
-            _alter(database, connection, current)
+            # Within the write lock, so that the copy is what is migrated, and a second command finds nothing to do.
+            database.keep_copy(current)
+            for revision, alter in STEPS.items():
+                if revision > current:
+                    alter(connection)
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = :head"), {"head": HEAD})
         return current
-
-
-def _alter(database: Database, connection: sa.Connection, current: str) -> None:
-    """Run the migrations from a revision on, in the transaction with the write lock."""
-    # Importing Alembic takes 0.3 s, and nearly every command finds the schema current.
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
-
-    config = Config()
-    # ConfigParser reads %( as the start of a substitution.
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if current not in known:
-        raise UnavailableError(
-            f"{database.location} has schema {current}, which this version does not know",
-            "A newer tvm-farm wrote it: update this one.",
-        )
-    # Within the write lock, so that the copy is what is migrated, and a second command finds nothing to do.
-    database.keep_copy(current)
-    config.attributes["connection"] = connection
-    try:
-        command.upgrade(config, "head")
-    except CommandError as error:
-        raise PermanentError(f"cannot migrate {database.location}: {error}") from error
 
 
 def _revision(connection: sa.Connection, database: Database) -> str | None:

@@ -1,4 +1,4 @@
-"""The tables, in SQLAlchemy Core, and how a new store gets them. `migrations/` alters those of older stores."""
+"""The tables, in SQLAlchemy Core, and how a new store gets them. `database.STEPS` alters those of older stores."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ metadata = sa.MetaData()
 identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
 
 # `state` is derived: offline unless reachable, else leased if `leases` has a row, else idle. `history` is a
-# HealthHistory with times of the clock `history_clock`. `power` holds the power commands, null for none. Version 0.2
-# wrote `core`; nothing reads it.
+# HealthHistory with times of the clock `history_clock`. `power` holds the power commands, null for none.
 boards = sa.Table(
     "boards",
     metadata,
@@ -45,7 +44,6 @@ boards = sa.Table(
     sa.Column("added_at", sa.Float, nullable=False),
     sa.Column("seen_at", sa.Float),
     sa.Column("power", sa.JSON(none_as_null=True)),
-    sa.Column("core", sa.JSON(none_as_null=True)),
 )
 
 # Open leases only; a board event records how one ended. AUTOINCREMENT never repeats a number, so a token only grows. A
@@ -300,7 +298,7 @@ trial_counts = sa.Table(
 # What a trial and the record of its candidate share.
 OF_CANDIDATE = ("workload", "board_type", "operating_point", "simulated", "candidate")
 
-# Old versions did not check boards' times: a median outside these bounds is no time that a run takes.
+# Imported trials may hold any number: a median outside these bounds is no time that a run takes.
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
 
 
@@ -453,7 +451,7 @@ def make_tables(connection: sa.Connection, revision: str) -> None:
     for table, words in APPEND_ONLY.items():
         _forbid_changes(connection, table, words)
     connection.execute(identity.insert(), {"id": uuid.uuid4().hex})
-    # As Alembic would, which continues from here.
+    # The name is Alembic's, which version 0.2 used: that version knows this store to be newer.
     connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
 

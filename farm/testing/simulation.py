@@ -249,7 +249,7 @@ class Farm:
         draw, target = self.world.random, {"kind": "llvm", "num-cores": 4}
         hashes = [f"w{number}-{name}" for number in range(draw.randint(1, 3))]
         of_type = {
-            "board_type": _TYPE, "simulated": True, "target": target, "threads": 4, "pipeline": "graph/1",
+            "board_type": _TYPE, "simulated": True, "target": target, "threads": 4, "pipeline": "graph/2",
             "points": dict(itertools.islice(_POINTS.items(), draw.randint(1, 2))),
             "workloads": [
                 {"hash": each, "name": each, "kind": "conv", "flop": 1e7, "weight": 1, "models": (), "calls": ()}
@@ -265,7 +265,7 @@ class Farm:
                 "verify_top": 2,
             },
         })  # fmt: skip
-        about = ARGUMENTS, '{"latency_s": 0.01}', target, "graph/1"
+        about = ARGUMENTS, '{"latency_s": 0.01}', target, "graph/2"
         works = [Workload(each, each, 1e7, 1, *about, board_type=_TYPE) for each in hashes]
         store.campaigns.submit(order, "simulation", works)
 

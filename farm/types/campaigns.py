@@ -1,7 +1,6 @@
 """Campaigns: the order that an engine carries out, the campaign as the store returns it, and what `--json` prints.
 
-An order is made from a plan once (`farm.campaign.submit`) and never changes, but for the budget, which is kept beside
-it. Orders of earlier versions lack the fields with defaults.
+An order is made from a plan once (`farm.campaign.submit`) and never changes, but for the budget, kept beside it.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class WorkloadOrder(_Stored):
     flop: Number
     weight: Number
     models: tuple[str, ...]
-    calls: tuple[Number, ...] = ()
+    calls: tuple[Number, ...]
     predicted_s: Number | None = None
 
 

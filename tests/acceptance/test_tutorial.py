@@ -1,4 +1,4 @@
-"""docs/tutorial.md, followed as it is written, with virtual boards that run their own aarch64 code; its notebook."""
+"""docs/tutorial.md, followed as it is written, with virtual boards that run their own aarch64 code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_tutorial_ends_with_a_wheel() -> None:
-    """Every command works in its order, the campaign ends with a verified aarch64 wheel, and the notebook reads it."""
+    """Every command works in its order, and the campaign ends with a verified aarch64 wheel."""
     tutorial = release_scripts.load("tutorial")
     steps = tutorial.read_steps(tutorial.PAGE.read_text(encoding="utf-8"))
     assert sum(isinstance(step, tutorial.Command) for step in steps) > 8
@@ -37,9 +37,6 @@ def test_the_tutorial_ends_with_a_wheel() -> None:
         assert any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
         _run_the_wheel(tutorial.PAGE.read_text(encoding="utf-8"), home.path)
         assert home.count_trials() >= 12
-        shown = json.loads(tutorial.run_notebook(home.environment))
-        kinds = [each["output_type"] for cell in shown for each in cell]
-        assert kinds == ["stream", "stream", "stream", "display_data", "stream"]
         home.expect_no_processes()
 
 

@@ -474,7 +474,7 @@ def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
 
 
 def record(median_s: float, candidate: str = "c", evidence: dict[str, Any] | None = None) -> Record:
-    values = ("w1", "conv2d w1", NANO, "default", "graph/1", candidate, median_s, 1e6, 0.0, 0.0, False, "[]")
+    values = ("w1", "conv2d w1", NANO, "default", "graph/2", candidate, median_s, 1e6, 0.0, 0.0, False, "[]")
     return Record(*values, evidence=evidence)
 
 

@@ -59,7 +59,7 @@ def test_candidates_are_counted_once(store: Store) -> None:
 def test_records_are_found_by_point(store: Store) -> None:
     """A record covers its workload at its own operating point, and simulated ones stay apart."""
     for point, simulated in (("default", True), ("mode=MAXN", False)):
-        record = Record("w1", "w1", "jetson-nano", point, "graph/1", "a", 0.1, 1.0, 0.0, 0.0, simulated, "[]")
+        record = Record("w1", "w1", "jetson-nano", point, "graph/2", "a", 0.1, 1.0, 0.0, 0.0, simulated, "[]")
         assert store.records.save(record)
     assert store.totals.fetch_recorded(["w1", "w2"], "jetson-nano", simulated=True) == {("w1", "default")}
     assert store.totals.fetch_recorded(["w1"], "jetson-nano", simulated=False) == {("w1", "mode=MAXN")}

@@ -16,7 +16,6 @@ from farm.artifacts.given_model import GivenModel, open_model
 from farm.artifacts.rivals import make_variant
 from farm.errors import UnavailableError
 from farm.models.inputs import make_inputs
-from farm.settings import load
 from tests.integration.tflite_models import Writer
 from tests.unit.artifacts import description
 
@@ -47,7 +46,7 @@ def check_engine(engine: Engine, tmp_path: pathlib.Path) -> None:
     """Compare an engine's outputs with ONNX Runtime's, and give it rubbish."""
     opened = open_for(engine, tmp_path)
     inputs = make_inputs(opened.inputs, 0)
-    variant = make_variant(engine, opened, inputs, BOARD, load())
+    variant = make_variant(engine, opened, inputs, BOARD)
     program, spec = tmp_path / "program.so", RunSpec(engine, limits=Limits(threads=1))
     program.write_bytes(variant.program)
     run, collect = loaders.LOADERS[engine](spec, program, dict(variant.inputs))
@@ -72,14 +71,12 @@ def test_what_an_engine_cannot_take_has_a_reason(engine: Engine, batch: int | No
     """A missing engine, a model of another format and a batch are one sentence each."""
     opened = open_model("tiny-cnn", batch=batch)
     with pytest.raises(UnavailableError, match=said):
-        make_variant(engine, opened, make_inputs(opened.inputs, 0), BOARD, load())
+        make_variant(engine, opened, make_inputs(opened.inputs, 0), BOARD)
 
 
-def test_ncnn_without_qemu_names_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """Without QEMU's root one sentence has the command, and the home gets nothing."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    board = dataclasses.replace(BOARD, architecture="aarch64", simulated=True)
-    opened, settings = open_model("tiny-cnn"), dataclasses.replace(load(), home=str(tmp_path / "home"))
-    with pytest.raises(UnavailableError, match="deploy/emulated-board/build --install-qemu"):
-        make_variant(Engine.NCNN, opened, make_inputs(opened.inputs, 0), board, settings)
-    assert not (tmp_path / "home").exists()
+def test_virtual_boards_run_no_other_engine() -> None:
+    """Its code would be this machine's: one sentence says so."""
+    board = dataclasses.replace(BOARD, architecture="aarch64", simulated=True, engines=())
+    opened = open_model("tiny-cnn")
+    with pytest.raises(UnavailableError, match="ncnn is not emulated on b"):
+        make_variant(Engine.NCNN, opened, make_inputs(opened.inputs, 0), board)

@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import sqlite3
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from device_agent.protocol import Outcome, Status
 from farm import backup
@@ -25,26 +20,20 @@ from farm.store.schema import APPEND_ONLY
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests import later_schema
 from tests.contract.conftest import run_python
-from tests.places import Places, connect, execute
+from tests.places import Places, execute
 from tests.stored_workloads import make_workload
 from tests.unit.campaign_orders import make_order, make_type
 
-ROOT = pathlib.Path(__file__).parents[2]
-
 
 def test_stores_of_other_times_are_refused(place: StoreLocation) -> None:
-    """A store written by a newer version is left alone, and the error says to update. The error says which commit
-    brings it to where this version can go on from; nothing is changed.
-    """
-    execute(place, "UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(UnavailableError, match="9999") as caught:
-        Store(place)
-    assert "newer" in caught.value.hint
-    execute(place, "UPDATE alembic_version SET version_num = '0006'")
-    with pytest.raises(UnavailableError, match="0006") as caught:
-        Store(place)
-    assert re.search(r"with commit [0-9a-f]{12} of tvm-farm", caught.value.hint)
-    assert execute(place, "SELECT * FROM alembic_version") == [("0006",)]
+    """A store of a newer version is left alone, and so is one of 0.2; each error says what to do."""
+    for revision, way in (("9999", "update this one"), ("0012", "record export"), ("0008", "record import")):
+        execute(place, f"UPDATE alembic_version SET version_num = '{revision}'")  # noqa: S608
+        for opening in (Store, backup.upgrade):
+            with pytest.raises(UnavailableError, match=revision) as caught:
+                opening(place)  # type: ignore[operator]
+            assert way in caught.value.hint
+        assert execute(place, "SELECT * FROM alembic_version") == [(revision,)]
 
 
 def test_a_corrupt_file_is_refused(tmp_path: pathlib.Path) -> None:
@@ -82,20 +71,8 @@ def test_a_store_is_made_all_or_nothing(tmp_path: pathlib.Path) -> None:
         assert store.campaigns.fetch_searches() == []
 
 
-def test_head_is_alembics_head() -> None:
-    """The revision that the store expects is the newest migration there is."""
-    config = Config()
-    config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
-    assert ScriptDirectory.from_config(config).get_heads() == [database.HEAD]
-
-
-def test_a_new_store_has_the_schema(place: StoreLocation) -> None:
-    """What is made is what the tables in schema.py say, to the last column and index; trials cannot be changed."""
-    engine = connect(place)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, schema.metadata) == []
-    engine.dispose()
+def test_trials_cannot_be_changed(place: StoreLocation) -> None:
+    """A new store refuses to change or delete rows of append-only tables."""
     with Store(place) as store:
         add_rows(store)
     for table in APPEND_ONLY:
@@ -148,11 +125,9 @@ def old(place: StoreLocation) -> StoreLocation:
 
 
 @pytest.fixture
-def later(old: StoreLocation, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """That version is there; returns the folder of its migrations."""
-    folder = later_schema.write(tmp_path / "migrations")
-    later_schema.become(monkeypatch, folder)
-    return folder
+def later(old: StoreLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That version is there."""
+    later_schema.become(monkeypatch)
 
 
 def test_several_processes_make_the_same_store(places: Places) -> None:
@@ -168,7 +143,7 @@ def test_several_processes_make_the_same_store(places: Places) -> None:
     assert len(execute(place, "SELECT id FROM identity")) == 1
 
 
-def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) -> None:
+def test_a_migration_keeps_every_row(old: StoreLocation, later: None) -> None:
     """Rows are as they were, and the store works; on PostgreSQL an operator has to order it."""
     before = fetch_all(old)
     if isinstance(old, str):
@@ -183,20 +158,19 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
     assert execute(old, "SELECT later FROM events")[0] == ("as before",)
 
 
-def test_several_processes_migrate_the_same_store(old: StoreLocation, later: pathlib.Path) -> None:
+def test_several_processes_migrate_the_same_store(old: StoreLocation, later: None) -> None:
     """Commands that start at once after an update all find the board once, under the new schema."""
     script = (
-        "import pathlib, sys; from farm import backup; from farm.settings import parse_store;"
-        "from farm.store import Store, database; database._MIGRATIONS = pathlib.Path(sys.argv[2]);"
-        f"database.HEAD = backup.SCHEMA = '{later_schema.REVISION}'; place = parse_store(sys.argv[1]);"
+        "import sys; from farm import backup; from farm.settings import parse_store; from farm.store import Store;"
+        "from tests import later_schema; later_schema.install(); place = parse_store(sys.argv[1]);"
         "backup.upgrade(place); print(len(Store(place).boards.fetch()))"
     )
-    for migrating in [run_python(script, old, later) for _ in range(4)]:
+    for migrating in [run_python(script, old) for _ in range(4)]:
         answer, complaints = migrating.communicate(timeout=60)
         assert (migrating.returncode, answer.strip()) == (0, "1"), complaints
 
 
-def test_an_update_that_fails_half_way_changes_nothing(old: StoreLocation, later: pathlib.Path) -> None:
+def test_an_update_that_fails_half_way_changes_nothing(old: StoreLocation, later: None) -> None:
     """Something is in the way of the last step: all of them are undone, and done once it has gone."""
     before = fetch_all(old)
     execute(old, f"CREATE TABLE {later_schema.TABLE} (x INTEGER)")
@@ -226,12 +200,12 @@ def test_an_update_on_a_full_disk_changes_nothing(tmp_path: pathlib.Path) -> Non
     # Room for two pages more: enough to open the store, which a query proves, and not for any migration.
     room = path.with_name(path.name + "-wal").stat().st_size + 2 * 4120
     script = (
-        "import pathlib, resource, sqlite3, sys; from farm.store import Store, database;"
-        "path, database._MIGRATIONS = map(pathlib.Path, sys.argv[1:3]); database.HEAD = sys.argv[3];"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2);"
+        "import pathlib, resource, sqlite3, sys; from farm.store import Store; from tests import later_schema;"
+        "later_schema.install(); path = pathlib.Path(sys.argv[1]);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2);"
         "print(sqlite3.connect(path).execute('SELECT count(*) FROM events').fetchone()[0], flush=True); Store(path)"
     )
-    failing = run_python(script, path, later_schema.write(tmp_path / "migrations"), later_schema.REVISION, room)
+    failing = run_python(script, path, room)
     answer, complaints = failing.communicate(timeout=60)
     assert (failing.returncode, answer.strip()) == (1, str(len(before["events"])))
     assert "UnavailableError" in complaints
@@ -249,7 +223,7 @@ def test_a_copy_is_kept_of_what_a_migration_changes(tmp_path: pathlib.Path, monk
     with Store(path) as store:
         add_rows(store)
     before = fetch_all(path)
-    later_schema.become(monkeypatch, later_schema.write(tmp_path / "migrations"))
+    later_schema.become(monkeypatch)
     Store(path).close()
     Store(path).close()
     [copy] = [each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}.")]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
-from farm.settings import StoreLocation
-from farm.store import Store, database
+from farm.store import Store
 from farm.store.queue import HALF_LIFE_S, count_use
-from farm.store.session import StoreSession
 from farm.values import WorkKind
-from tests.fleet_store import Clocks, open_fleet, take
-from tests.places import execute
+from tests.fleet_store import Clocks, take
 from tests.unit.campaign_orders import make_order, submit
 
 TYPE, NAMES = "jetson-nano", ("nano-01", "nano-02")
@@ -99,28 +96,3 @@ def test_time_at_boards_is_counted_and_fades(store: Store, clocks: Clocks) -> No
     clocks.pass_s(5)
     assert store.queue.fetch().held_s == {}
     assert store.queue.fetch().used_s.keys() == {key}
-
-
-def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> None:
-    """Its boards and leases stay, which count as no work, and it can be waited in."""
-    with open_fleet(place, Clocks()) as store:
-        take(store, ttl_s=1e6)
-    execute(place, "DROP TABLE board_ways")
-    execute(place, "DROP TABLE board_requests")
-    execute(place, "DROP TABLE board_usage")
-    execute(place, "DROP TABLE results")
-    for column in ("kind", "since_s", "through"):
-        execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
-    for column in ("power", "core"):
-        execute(place, f"ALTER TABLE boards DROP COLUMN {column}")
-    execute(place, 'ALTER TABLE events DROP COLUMN "by"')
-    execute(place, "UPDATE alembic_version SET version_num = '0007'")
-    opened = database.connect(place)
-    database.migrate(opened)
-    opened.close()
-    with Store(StoreSession(place, Clocks().read, Clocks().read_wall)) as store:
-        assert store.boards.require("nano-01").lease.owner == "left"
-        assert store.boards.fetch_power() == {}
-        assert store.queue.fetch().held_s == {}
-        number = ask(store)
-        assert [each.id for each in store.queue.fetch().requests] == [number]

@@ -60,7 +60,7 @@ def record(median_s: float, **fields: object) -> Record:
         "workload_name": "conv2d w1",
         "board_type": "local",
         "operating_point": DEFAULT_POINT,
-        "pipeline": "graph/1",
+        "pipeline": "graph/2",
         "candidate": "c1",
         "median_s": median_s,
         "flop": 1e6,
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
 
 _WITHOUT_RIGHTS = """
 import os, pathlib, sqlite3, sys
-import alembic.autogenerate, alembic.command, farm.store.sqlite
+import farm.store.sqlite
 from farm.errors import FarmError
 from farm.settings import parse_store
 from farm.store import Store

@@ -179,7 +179,7 @@ class Bundle:
     def add_model(self, name: str, precision: str) -> None:
         """Add a model of the zoo, computed in a precision, with weights that compress."""
         entry, model = ZOO[name], shrink(ZOO[name].build())
-        arguments = [(list(shape), entry.input_dtype) for shape in entry.input_shapes.values()]
+        arguments = [(list(shape), "float32") for shape in entry.input_shapes.values()]
         item = {"name": precision + name, "engine": Engine.RELAX_VM, "arguments": arguments}
         item |= {"tolerance": _HALF_MODEL if precision else TOLERANCES[precision]}
         pipeline = f"{gpus.PIPELINE}-fp16" if precision else gpus.PIPELINE

@@ -154,7 +154,7 @@ def test_an_older_backup_is_brought_up_to_date_first(
     with Store(old) as store:
         store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
     before = old.read_bytes()
-    later_schema.become(monkeypatch, later_schema.write(tmp_path / "migrations"))
+    later_schema.become(monkeypatch)
     backup.put_back(home, old)
     assert old.read_bytes() == before
     with Store(home / "farm.db") as store:

@@ -33,8 +33,10 @@ SAMPLING = ("random", "ga", "xgb", "droplet")
 
 
 @functools.cache
-def make_product(rows: int, columns: int, depth: int, target_name: str = "x86", pipeline: str = "graph/1") -> Workload:
-    """A matrix product, the cheapest workload that has many schedules; in `graph/1` no family plans it."""
+def make_product(
+    rows: int, columns: int, depth: int, target_name: str = "x86", pipeline: str = "graph/2-nchw"
+) -> Workload:
+    """A matrix product, the cheapest workload that has many schedules; in `graph/2-nchw` no family plans it."""
     from tvm import te
 
     left = te.placeholder((rows, depth), name="left")
@@ -60,7 +62,10 @@ SIZES, OTHER_SIZES, TINY = (64, 96, 64), (128, 64, 96), (1, 2, 2)
 
 
 def make_task(
-    sizes: tuple[int, int, int] = SIZES, target_name: str = "x86", point: str = "default", pipeline: str = "graph/1"
+    sizes: tuple[int, int, int] = SIZES,
+    target_name: str = "x86",
+    point: str = "default",
+    pipeline: str = "graph/2-nchw",
 ) -> SearchTask:
     workload = make_product(*sizes, target_name, pipeline)
     return SearchTask(workload, target_name, point, derive_traits(workload.target, cpu_freq_hz=1.5e9))
@@ -89,7 +94,7 @@ def open_space(workload_hash: str) -> ScheduleSpace:
     every = [
         make_product(*sizes, name, pipeline)
         for sizes in (SIZES, OTHER_SIZES)
-        for name, pipeline in (("x86", "graph/1"), ("nano", "graph/1"), ("x86", "graph/2"))
+        for name, pipeline in (("x86", "graph/2-nchw"), ("nano", "graph/2-nchw"), ("x86", "graph/2"))
     ]
     return ScheduleSpace(next(workload for workload in every if workload.hash == workload_hash))
 
@@ -129,10 +134,10 @@ def to_known(measured: list[tuple[Candidate, float | None]]) -> list[tuple[str, 
     return [(candidate.hash, candidate.trace_json, latency) for candidate, latency in measured]
 
 
-@pytest.mark.parametrize(("tuner", "pipeline"), [*((each, "graph/1") for each in SAMPLING), ("xgb", "graph/2")])
+@pytest.mark.parametrize(("tuner", "pipeline"), [*((each, "graph/2-nchw") for each in SAMPLING), ("xgb", "graph/2")])
 def test_a_search_that_is_taken_up_goes_on_as_it_would_have(tuner: str, pipeline: str) -> None:
     """The same seed and results give the same candidates, whether in one search or in a second that recalls them."""
-    task, latency = make_task(pipeline=pipeline), latency_s if pipeline == "graph/1" else latency_by_features
+    task, latency = make_task(pipeline=pipeline), latency_s if pipeline == "graph/2-nchw" else latency_by_features
     first = make_search(tuner)
     first.open("t", task)
     measured = advance(first, "t", 4, latency=latency)

@@ -120,7 +120,7 @@ def compare(cases: Sequence[Case], opset: int, behind: bool = False) -> tuple[li
     return wrong, used
 
 
-def run_ours(model: onnx.ModelProto, values: Mapping[str, Array], name: str = "graph/1") -> tuple[list[Array], str]:
+def run_ours(model: onnx.ModelProto, values: Mapping[str, Array], name: str = "graph/2") -> tuple[list[Array], str]:
     """The outputs as the farm's code computes them, and the name of the pipeline used."""
     module = importer.import_onnx(model, {name: array.shape for name, array in values.items()})
     module, used = pipeline.prepare(module, HOST, pipelines.require_pipeline(name))
@@ -290,14 +290,14 @@ def test_operators_compute_what_onnx_runtime_computes(cases: Sequence[Case], ops
     """Each output of each operator, through import, graph pipeline and compiler."""
     wrong, used = compare(cases, opset, behind)
     assert not wrong
-    assert used == "graph/1"
+    assert used == "graph/2"
 
 
 def test_a_model_that_the_layout_does_not_suit_keeps_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """TVM cannot turn a normalisation of rows behind a convolution; a warning says so, since its code is slower."""
     wrong, used = compare([case("RMSNormalization", X, held=[image(6)])], 23, behind=True)
-    assert (wrong, used) == ([], "graph/1-nchw")
-    assert "graph/1 does not suit this model; using graph/1-nchw" in caplog.text
+    assert (wrong, used) == ([], "graph/2-nchw")
+    assert "graph/2 does not suit this model; using graph/2-nchw" in caplog.text
 
 
 def test_an_operator_without_code_is_found() -> None:
@@ -318,7 +318,7 @@ def test_what_cannot_be_compiled_is_refused_by_name(word: str, refused: Case) ->
     """Before anything is tuned: with the operator's name, and what to do."""
     model, values = make_model([refused], 17, behind=False)
     with pytest.raises(UsageError, match=f"operator {word}") as caught:
-        prepare_model(model, {name: array.shape for name, array in values.items()}, HOST_CONFIG, "graph/1")
+        prepare_model(model, {name: array.shape for name, array in values.items()}, HOST_CONFIG, "graph/2")
     assert caught.value.hint
     # What is imported has no code for this target, under TVM's name; another target may have some.
     assert isinstance(caught.value, ModelRefusedError) == word.islower()

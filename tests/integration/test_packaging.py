@@ -30,7 +30,6 @@ def test_carries_code_and_data_only(wheel: pathlib.Path) -> None:
     assert "farm/inventory/data/board_types/local.yaml" in names
     assert "farm/inventory/data/schemas/fleet.schema.json" in names
     assert {"farm/py.typed", "device_agent/py.typed"} <= set(names)
-    assert any(name.endswith("data/share/man/man1/farm-board.1") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -242,7 +242,7 @@ def build_canonical(shapes: tuple[Any, ...], build: Callable[..., Any], host: An
         builder.emit_func_output(result)
     with host:
         module = relax.get_pipeline("zero")(builder.get())
-    (workload,) = workloads.extract(module, host, {}, "graph/1")
+    (workload,) = workloads.extract(module, host, {}, "graph/2")
     return canonical.canonicalise(tvm.ir.load_json(workload.module_json)["main"])
 
 

@@ -109,7 +109,7 @@ def workload(host: dict[str, object]) -> Workload:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     compile_target = target.make_target(host)
     module, used = pipeline.prepare(
-        importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline("graph/1")
+        importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline("graph/2")
     )
     return workloads.extract(module, compile_target, host, used.name)[0]
 
@@ -134,7 +134,13 @@ def submit(
     **asked: str,
 ) -> tuple[int, Order]:
     about = WorkloadOrder(
-        hash=workload.hash, name=workload.name, kind=workload.kind, flop=workload.flop, weight=1.0, models=("tiny-cnn",)
+        hash=workload.hash,
+        name=workload.name,
+        kind=workload.kind,
+        flop=workload.flop,
+        weight=1.0,
+        models=("tiny-cnn",),
+        calls=(1,),
     )
     given = {"target": workload.target, "threads": threads, "pipeline": workload.pipeline, "points": {POINT: CLOCKS}}
     of_type = make_type(NANO, (about,), **given)
@@ -256,7 +262,7 @@ def test_the_least_energy_is_not_the_fastest(
     texts = {"frugal": tvm.ir.save_json(plain.mod), "fast": tvm.ir.save_json(hasty.mod)}
     arguments = (((1026, 64), "float32"), ((1024, 64), "float32"))
     traces = {name: json.dumps([name, [], [], [["TENSOR", t, list(s)] for s, t in arguments]]) for name in texts}
-    known = Workload("0" * 16, "three_exp", 1.0, 1.0, arguments, untuned, about, "graph/1")
+    known = Workload("0" * 16, "three_exp", 1.0, 1.0, arguments, untuned, about, "graph/2")
     found = [Candidate(known.hash, name, arguments, traces[name], texts[name]) for name in texts]
     boards = Boards(emulated)
     with Store(tmp_path / "farm.sqlite") as store:

@@ -15,7 +15,7 @@ MEASURE = MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, me
 
 
 def make_type(board_type: str, workloads: tuple[WorkloadOrder, ...] = (), **given: Any) -> TypeOrder:
-    values = {"target": TARGET, "threads": 2, "pipeline": "graph/1", "points": {"default": OperatingPoint()}} | given
+    values = {"target": TARGET, "threads": 2, "pipeline": "graph/2", "points": {"default": OperatingPoint()}} | given
     return TypeOrder(**({"board_type": board_type, "simulated": True, "workloads": workloads} | values))
 
 
@@ -44,7 +44,7 @@ def submit(store: Store, order: Order) -> int:
     """Put an order and its workloads into a store; returns the campaign's number."""
     workloads = [
         Workload(
-            *(each.hash, each.name, each.flop, each.weight, (), "{}", dict(kind.target), "graph/1"),
+            *(each.hash, each.name, each.flop, each.weight, (), "{}", dict(kind.target), "graph/2"),
             board_type=kind.board_type,
         )
         for kind in order.types

@@ -18,7 +18,7 @@ from tests.unit.campaign_orders import SEARCH, make_order, make_type
 
 
 def workload(name: str, kind: str = "conv2d", weight: float = 1.0, flop: float = 1e8) -> WorkloadOrder:
-    return WorkloadOrder(hash=name, name=name, kind=kind, weight=weight, flop=flop, models=())
+    return WorkloadOrder(hash=name, name=name, kind=kind, weight=weight, flop=flop, models=(), calls=())
 
 
 def campaign(name: str = "vision", **fields: Any) -> CampaignEntry:

@@ -270,8 +270,8 @@ def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
         ),
         ("graph/2-bf16", "bf16", 0, "no workload is predicted to gain by 16 bits (--weights bf16-all takes all that"),
         ("graph/2-bf16-all", "bf16-all", 0, "all weights are float32: no workload has any that can be in 16 bits"),
-        ("graph/1-nchw", "bf16", 0, "the model went through the graph pipeline graph/1-nchw, which stores none in 16"),
-        ("graph/1-nchw", "bf16-all", 0, "the model went through the graph pipeline graph/1-nchw, which stores none in"),
+        ("graph/2-nchw", "bf16", 0, "the model went through the graph pipeline graph/2-nchw, which stores none in 16"),
+        ("graph/2-nchw", "bf16-all", 0, "the model went through the graph pipeline graph/2-nchw, which stores none in"),
     ],
 )
 def test_why_no_weights_are_in_16_bits(pipeline: str, asked: str, workloads: int, said: str) -> None:

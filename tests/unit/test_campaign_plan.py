@@ -262,7 +262,7 @@ def test_boards_that_wait_for_an_operator_are_said(types: dict[str, BoardType]) 
 
 
 def workload(hash: str, kind: str = "dense", flop: float = 1.0, weight: int = 1) -> Workload:
-    return Workload(hash, f"{kind} 1>1", flop, weight, (), "", {}, "graph/1")
+    return Workload(hash, f"{kind} 1>1", flop, weight, (), "", {}, "graph/2")
 
 
 def test_equal_workloads_are_one() -> None:
@@ -270,8 +270,8 @@ def test_equal_workloads_are_one() -> None:
     one, two = read(campaign(models=["mlp", "tiny-cnn"]))
     merged = merge_workloads(
         [
-            (one, WorkloadSurvey((workload("a", weight=2), workload("b", flop=9.0)), "graph/1")),
-            (two, WorkloadSurvey((workload("a", weight=3), workload("c", kind="conv2d", flop=2.0)), "graph/1")),
+            (one, WorkloadSurvey((workload("a", weight=2), workload("b", flop=9.0)), "graph/2")),
+            (two, WorkloadSurvey((workload("a", weight=3), workload("c", kind="conv2d", flop=2.0)), "graph/2")),
         ],
         (),
     )
@@ -281,7 +281,7 @@ def test_equal_workloads_are_one() -> None:
         ("c", 1, ("tiny-cnn",)),
     ]
     chosen = merge_workloads(
-        [(two, WorkloadSurvey((workload("a"), workload("c", kind="conv2d")), "graph/1"))], ("conv2d",)
+        [(two, WorkloadSurvey((workload("a"), workload("c", kind="conv2d")), "graph/2"))], ("conv2d",)
     )
     assert [each.hash for each in chosen] == ["c"]
 
@@ -303,10 +303,10 @@ def test_predictions_are_made_for_the_clock_of_each_board_type() -> None:
 
 def test_equal_targets_are_imported_once() -> None:
     """Two types whose targets say the same in another order share the workloads, and so the import."""
-    one = Form.of({"kind": "llvm", "mattr": ["+neon"], "num-cores": 4}, 4, "graph/1")
-    assert one == Form.of({"num-cores": 4, "mattr": ("+neon",), "kind": "llvm"}, 8, "graph/1")
+    one = Form.of({"kind": "llvm", "mattr": ["+neon"], "num-cores": 4}, 4, "graph/2")
+    assert one == Form.of({"num-cores": 4, "mattr": ("+neon",), "kind": "llvm"}, 8, "graph/2")
     assert one.to_target() == {"kind": "llvm", "mattr": ["+neon"], "num-cores": 4}
-    assert Form.of(None, 2, "graph/1") != Form.of(None, 4, "graph/1")
+    assert Form.of(None, 2, "graph/2") != Form.of(None, 4, "graph/2")
 
 
 # Time
@@ -413,7 +413,7 @@ def make(types: dict[str, BoardType], costs: TrialCosts | None = None) -> Campai
         {("a", "default"): 30, ("b", "default"): 12, ("a", "mode=MAXN"): 5, ("z", "default"): 99},
         frozenset({("a", "default"), ("z", "default")}),
     )
-    survey = WorkloadSurvey((workload("a"), workload("b")), "graph/1")
+    survey = WorkloadSurvey((workload("a"), workload("b")), "graph/2")
     surveyed = [(each, [(models[0], survey)]) for each in boards]
     return plan_campaign(
         "c", BudgetSpec(trials=100), Sampling(3, 0.1), (), models, surveyed, {"jetson-nano": known}, CORES

@@ -46,12 +46,6 @@ def test_a_models_latency_starts_when_all_is_known() -> None:
     assert m["calls"] == {"a": 2.0, "b": 4.0}
 
 
-def test_an_order_without_calls_shares_weights_out() -> None:
-    """Where an order does not say how often each model calls a workload, its weight is divided among its models."""
-    shared = WorkloadOrder(hash="a", name="a", kind="dense", flop=1e6, weight=3, models=("m", "n"))
-    assert campaign_document.find_calls([shared], "n") == {"a": 1.5}
-
-
 def test_gains_are_those_of_the_model_itself() -> None:
     """The gain compares the model's own times with those of untuned code, also if it is nothing."""
     document = make_document(places=PLACES[:1])

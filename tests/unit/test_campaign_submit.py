@@ -35,7 +35,7 @@ def spec(**given: Any) -> CampaignSpec:
 
 
 def workload(hash: str, kind: str = "dense", weight: int = 1) -> Workload:
-    return Workload(hash, f"{kind} 1>1", 1e6, weight, (((4, 4), "float32"),), f"module of {hash}", TARGET, "graph/1")
+    return Workload(hash, f"{kind} 1>1", 1e6, weight, (((4, 4), "float32"),), f"module of {hash}", TARGET, "graph/2")
 
 
 def gather(given: CampaignSpec) -> Gathered:
@@ -48,7 +48,7 @@ def gather(given: CampaignSpec) -> Gathered:
         (
             model,
             WorkloadSurvey(
-                (workload("b", weight=3), workload("a" if model is models[0] else "c", "conv2d")), "graph/1"
+                (workload("b", weight=3), workload("a" if model is models[0] else "c", "conv2d")), "graph/2"
             ),
         )
         for model in models

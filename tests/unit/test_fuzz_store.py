@@ -58,7 +58,7 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
                 max_abs_error=0.0,
                 max_rel_error=0.0,
                 trace_json="[]",
-                pipeline="graph/1",
+                pipeline="graph/2",
                 flop=1e6,
             )
         )

@@ -11,14 +11,14 @@ from farm.values import read_pipeline
 
 
 def test_a_name_says_what_a_pipeline_is() -> None:
-    """The exact pipeline differs in nothing but Winograd's larger tiles and polynomials; older ones are exact. Whether
-    it is exact, and how it stores weights, is read from names alone, of an unknown one nothing. The error lists the
-    known ones.
+    """The exact pipeline differs in nothing but Winograd's larger tiles and polynomials; what has neither is exact.
+    Whether it is exact, and how it stores weights, is read from names alone, of an unknown one nothing. The error lists
+    the known ones.
     """
     plain, exact = (pipelines.require_pipeline(name) for name in ("graph/2", pipelines.exact("graph/2")))
     assert (exact.winograd, exact.polynomials) == ("exact", False)
     assert (exact.layout, exact.prepack, exact.canonical) == (plain.layout, plain.prepack, plain.canonical)
-    assert pipelines.exact("graph/1") == "graph/1"
+    assert pipelines.exact("graph/2-nchw") == "graph/2-nchw"
     for name, each in pipelines.PIPELINES.items():
         exact, weights = read_pipeline(name)
         assert (exact, weights or "float32") == (each.winograd == "exact", each.weights)
@@ -27,9 +27,7 @@ def test_a_name_says_what_a_pipeline_is() -> None:
         pipelines.require_pipeline("graph/9")
 
 
-def test_board_types_name_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt name would stop the first command that tunes. Who has records of an older pipeline goes on with it."""
+def test_board_types_name_pipelines() -> None:
+    """A misspelt name would stop the first command that tunes."""
     for kind in load_board_types().values():
         assert pipelines.require_pipeline(kind.pipeline).canonical
-    monkeypatch.setenv("FARM_GRAPH_PIPELINE", "graph/1")
-    assert {kind.pipeline for kind in load_board_types().values()} == {"graph/1"}

@@ -48,7 +48,7 @@ def test_what_is_a_name_is_one_everywhere(store: Store, name: str) -> None:
     assert clone(store, "c", name, {}, "op", "campaign clone") == name
 
 
-def test_a_name_of_an_older_version_is_no_path(
+def test_a_name_in_a_restored_store_is_no_path(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the store holds a campaign of another name, its report needs a folder."""

@@ -45,10 +45,12 @@ def make_order(
         simulated=True,
         target={"kind": "llvm"},
         threads=4,
-        pipeline="graph/1",
+        pipeline="graph/2",
         points={point: OperatingPoint() for point in points},
         workloads=(
-            WorkloadOrder(hash="w1", name="conv2d w1", kind="conv2d", flop=1e6, weight=1.0, models=("resnet18",)),
+            WorkloadOrder(
+                hash="w1", name="conv2d w1", kind="conv2d", flop=1e6, weight=1.0, models=("resnet18",), calls=(1,)
+            ),
         ),
     )
     return Order(
@@ -855,7 +857,7 @@ def test_a_record_from_elsewhere_only_gives_way_to_what_is_faster(store: Store) 
     verification = rack.open(rack.search("vision", FOUR))
     assert not rack.drive(verification, 25)
     theirs = Record(
-        "w1", "conv2d w1", NANO, DEFAULT_POINT, "graph/1", "z", 0.5e-3, 1e6, 0.0, 0.0, True, trace_of("z")
+        "w1", "conv2d w1", NANO, DEFAULT_POINT, "graph/2", "z", 0.5e-3, 1e6, 0.0, 0.0, True, trace_of("z")
     )  # fmt: skip
     assert store.records.save(theirs)
     assert rack.drive(verification)

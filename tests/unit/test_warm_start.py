@@ -25,7 +25,7 @@ def make_group(count: int, seed: int, noise: bool = False) -> SampleGroup:
 
 
 def make_trials(hash_: str, latencies: list[float]) -> list[ForeignTrial]:
-    workload = Workload(hash_, "matmul", 1.0, 1, (), "", {}, "graph/1")
+    workload = Workload(hash_, "matmul", 1.0, 1, (), "", {}, "graph/2")
     return [ForeignTrial(workload, "nano", "p", Traits(), f"{i}", "", s) for i, s in enumerate(latencies)]
 
 

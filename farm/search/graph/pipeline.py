@@ -141,7 +141,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     """
     if pipeline.weights == FP16:
         half_precision.require(target.export())
-    tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
+    tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/2-nchw"]]
     operators: list[str] = []
     reason = ""
     for each in tried:

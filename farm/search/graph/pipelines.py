@@ -52,9 +52,10 @@ _FLOAT32 = (
     # For GPUs: weights keep their layout and are read in rows.
     GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="any"),
     GraphPipeline(gpus.EXACT_PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True, winograd="exact"),
-    GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
-    GraphPipeline("graph/1-nchw", None, prepack=True),
-    GraphPipeline("graph/1-plain", None, prepack=False),
+    # Where TVM cannot convert a model's layout.
+    GraphPipeline("graph/2-nchw", None, prepack=True),
+    # For untuned code.
+    GraphPipeline("graph/2-plain", None, prepack=False),
 )
 _HALVED = (
     dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)

@@ -63,8 +63,7 @@ class SweepOrder:
     def from_dict(cls, document: Mapping[str, Any]) -> SweepOrder:
         """Read an order that `dataclasses.asdict` wrote."""
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
-        known = {field.name for field in dataclasses.fields(cls)}  # earlier versions wrote `top_k`
-        return cls(**{name: value for name, value in {**document, **lists}.items() if name in known})
+        return cls(**{**document, **lists})
 
     @property
     def series(self) -> tuple[tuple[str, int], ...]:

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../emulated/caches.inc"
+#include "../device_agent/emulated/caches.inc"
 
 typedef uint64_t plugin_id;
 struct tb;

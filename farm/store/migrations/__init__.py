@@ -1,1 +1,0 @@
-"""Alembic's scripts, frozen once released: each change of the schema is a new one."""
