@@ -27,8 +27,12 @@ from farm.store.standing import (
     to_standing,
     unknown_board,
 )
+from farm.store.statements import Statement
 from farm.types import documents
 from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
+
+_BY_NAME = Statement(select_boards().order_by(schema.boards.c.name))
+_ADD_EVENT = Statement(schema.board_events.insert(), ("board", "at", "kind", "before", "after", "reason", "by"))
 
 Decide = Callable[[Standing, HealthHistory, float], Transition]
 
@@ -214,7 +218,7 @@ class Boards(StorePart):
 
     def fetch(self) -> list[documents.BoardInfo]:
         """All boards by name."""
-        return self._list(select_boards().order_by(schema.boards.c.name))
+        return self._list(_BY_NAME)
 
     def require(self, name: str) -> documents.BoardInfo:
         """One board, as in `fetch`. Raises UsageError for an unknown one."""
@@ -227,7 +231,7 @@ class Boards(StorePart):
         table = schema.boards.c
         return self._list(select_boards().where(table.name.in_(sorted(names))).order_by(table.name))
 
-    def _list(self, query: sa.Select[Any]) -> list[documents.BoardInfo]:
+    def _list(self, query: sa.Select[Any] | Statement) -> list[documents.BoardInfo]:
         rows, now = self._db.rows(query), self._db.clock()
         return self._db.read_each("the board", rows, lambda row: to_board(row, now))
 
@@ -320,11 +324,8 @@ class Boards(StorePart):
         reason: str,
         by: str,
     ) -> None:
-        connection.execute(
-            schema.board_events.insert().values(
-                board=board, at=self._db.wall_clock(), kind=kind, before=before, after=after, reason=reason, by=by
-            )
-        )
+        about = {"board": board, "at": self._db.wall_clock(), "kind": kind, "before": before, "after": after}
+        _ADD_EVENT.run(connection, [about | {"reason": reason, "by": by}])
 
 
 # Weeks of idle probes; older samples say nothing about the board today.

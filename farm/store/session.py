@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,9 +17,11 @@ from farm.errors import InternalError, PermanentError, StoreFaultError
 from farm.settings import StoreLocation
 from farm.store import database, schema
 from farm.store.clock import Instant
+from farm.store.statements import Statement
 
 # SQLite takes 32766 values in one statement; older builds of it take 999.
 VALUES_AT_ONCE = 500
+_ADD_EVENT = Statement(schema.events.insert(), ("at", "kind", "subject", "message", "by"))
 # What readers raise for values that no farm writes.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, InternalError, PermanentError)
 R = TypeVar("R")
@@ -68,13 +72,12 @@ class StoreSession(Closing):
             finally:
                 self._writer = None
 
-    def rows(self, query: sa.Select[Any], connection: sa.Connection | None = None) -> list[dict[str, Any]]:
+    def rows(self, query: sa.Select[Any] | Statement, connection: sa.Connection | None = None) -> list[dict[str, Any]]:
         """Fetch the rows of a query by column; inside a transaction on its `connection`."""
         if connection is None:
             names, rows = self._fetch(query)
         else:
-            found = connection.execute(query)
-            names, rows = tuple(found.keys()), found.all()
+            names, rows = _execute(query, connection)
         # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
         return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -92,11 +95,11 @@ class StoreSession(Closing):
                 self.unreadable[text] = None
         return found
 
-    def read(self, query: sa.Select[Any], kind: Callable[..., T]) -> list[T]:
+    def read(self, query: sa.Select[Any] | Statement, kind: Callable[..., T]) -> list[T]:
         """Fetch the rows of a query as `kind`, which takes the columns in their order."""
         return list(itertools.starmap(kind, self._fetch(query)[1]))
 
-    def _fetch(self, query: sa.Select[Any]) -> tuple[tuple[str, ...], Sequence[sa.Row[Any]]]:
+    def _fetch(self, query: sa.Select[Any] | Statement) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
         """Fetch columns and rows; retry once on another connection if it was lost."""
         try:
             return self._fetch_once(query)
@@ -105,18 +108,16 @@ class StoreSession(Closing):
                 raise
             return self._fetch_once(query)
 
-    def _fetch_once(self, query: sa.Select[Any]) -> tuple[tuple[str, ...], Sequence[sa.Row[Any]]]:
-        with database.translated(self.database), self.engine.connect() as connection:
+    def _fetch_once(self, query: sa.Select[Any] | Statement) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+        with database.translated(self.database), self.database.reading() as connection:
             try:
-                found = connection.execute(query)
-                return tuple(found.keys()), found.all()
-            except sa.exc.OperationalError as error:
+                return _execute(query, connection)
+            except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
                 # In this order: a lost connection cannot be asked for.
                 if "decode to UTF-8" not in str(error) or (raw := connection.connection.driver_connection) is None:
                     raise
                 raw.text_factory = lambda data: data.decode(errors="replace")  # slower, so only where it has to be
-            found = connection.execute(query)
-            return tuple(found.keys()), found.all()
+            return _execute(query, connection)
 
     def count(self, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
         """The number of rows of a table that meet all conditions."""
@@ -135,20 +136,17 @@ class StoreSession(Closing):
 
     def insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
         """As `insert_new`, for rows of the same columns; return how many were inserted."""
-        insert = self.database.insert(table).on_conflict_do_nothing(index_elements=_find_conflict(table)).inline()
-        return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
+        return _make_insert(self.database.insert, table, tuple(rows[0]), False).run(connection, rows)
 
     def replace(self, connection: sa.Connection, table: sa.Table, *rows: dict[str, Any]) -> None:
         """Insert rows of the same columns; each replaces these columns of the row with its primary key."""
         if rows:
-            insert, key = self.database.insert(table), [column.name for column in table.primary_key]
-            changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
-            connection.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), list(rows))
+            _make_insert(self.database.insert, table, tuple(rows[0]), True).run(connection, rows)
 
     def add_event(self, connection: sa.Connection, kind: str, subject: str, message: str, by: str = "") -> None:
         """Append an event; `by` is who ordered it, if a person did."""
-        about = {"kind": kind, "subject": subject, "message": message, "by": by}
-        connection.execute(schema.events.insert().values(at=self.wall_clock(), **about))
+        about = {"at": self.wall_clock(), "kind": kind, "subject": subject, "message": message, "by": by}
+        _ADD_EVENT.run(connection, [about])
 
     def clock(self) -> Instant:
         if self._given_clock is not None:
@@ -161,6 +159,28 @@ class StoreSession(Closing):
             return self._given_wall_clock()
         with database.translated(self.database):
             return self.database.read_wall_clock(self._writer)
+
+
+def _execute(
+    query: sa.Select[Any] | Statement, connection: sa.Connection
+) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+    if isinstance(query, Statement):
+        return query.names, query.fetch(connection)
+    found = connection.execute(query)
+    return tuple(found.keys()), found.all()
+
+
+@functools.cache
+def _make_insert(
+    make: Callable[[sa.Table], Any], table: sa.Table, columns: tuple[str, ...], replaces: bool
+) -> Statement:
+    """An INSERT for rows of these columns that replaces, or leaves, rows with which one conflicts."""
+    insert = make(table)
+    if not replaces:
+        return Statement(insert.on_conflict_do_nothing(index_elements=_find_conflict(table)).inline(), columns)
+    key = [column.name for column in table.primary_key]
+    changed = {name: insert.excluded[name] for name in columns if name not in key}
+    return Statement(insert.on_conflict_do_update(index_elements=key, set_=changed), columns)
 
 
 def _find_conflict(table: sa.Table) -> list[str] | None:
