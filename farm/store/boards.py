@@ -15,7 +15,7 @@ from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import TransientError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
-from farm.store.session import StorePart
+from farm.store.session import Statement, StorePart
 from farm.store.standing import (
     is_leased,
     note_seen,
@@ -27,7 +27,6 @@ from farm.store.standing import (
     to_standing,
     unknown_board,
 )
-from farm.store.statements import Statement
 from farm.types import documents
 from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
 

@@ -16,8 +16,7 @@ from device_agent.protocol import NAME_RULE, is_name
 from farm import foreign
 from farm.errors import InternalError, PermanentError, UsageError
 from farm.store import schema
-from farm.store.session import StorePart, StoreSession
-from farm.store.statements import Statement
+from farm.store.session import Statement, StorePart, StoreSession
 from farm.store.workloads import Workloads
 from farm.types import campaigns
 from farm.values import CampaignState, Workload
@@ -223,7 +222,7 @@ class Campaigns(StorePart):
         campaign.
         """
         with self._db.writing() as connection:
-            rows = _select_by_id().fetch_rows(connection, number=campaign)
+            rows = _select_by_id().fetch(connection, number=campaign)
             if not rows:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
             known, after = to_campaign(rows[0]), _read_state(state)
@@ -398,7 +397,7 @@ def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
 
 def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
     """An open campaign by its number; None if it is unknown or over."""
-    rows = _select_by_id().fetch_rows(connection, number=campaign)
+    rows = _select_by_id().fetch(connection, number=campaign)
     found = to_campaign(rows[0]) if rows else None
     return None if found is None or found.over else found
 
@@ -406,7 +405,7 @@ def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampai
 def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     """Campaigns that are not over, oldest first."""
     found = []
-    for row in _select_by_age(False).fetch_rows(connection):
+    for row in _select_by_age(False).fetch(connection):
         with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
             found.append(to_campaign(row))
     return found

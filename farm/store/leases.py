@@ -21,9 +21,8 @@ from farm.store.boards import Boards
 from farm.store.clock import read_process_space
 from farm.store.queue import RequestQueue
 from farm.store.routes import find_bar
-from farm.store.session import VALUES_AT_ONCE, StorePart, StoreSession
+from farm.store.session import VALUES_AT_ONCE, Statement, StorePart, StoreSession
 from farm.store.standing import require_row, select_boards, to_standing
-from farm.store.statements import Statement
 from farm.values import Health, Lease, Standing, State, WorkKind
 
 # A holder renews every third of it, and may miss one renewal on a busy machine; still short enough to wait for.

@@ -16,8 +16,7 @@ from farm.errors import UsageError
 from farm.store import schema
 from farm.store.clock import Instant
 from farm.store.routes import list_bars
-from farm.store.session import StorePart
-from farm.store.statements import Statement
+from farm.store.session import Statement, StorePart
 from farm.values import BoardRequest, WorkKind
 
 # A waiting command renews every third of it: a killed one leaves the queue within seconds.

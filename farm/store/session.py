@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -17,17 +17,76 @@ from farm.errors import InternalError, PermanentError, StoreFaultError
 from farm.settings import StoreLocation
 from farm.store import database, schema
 from farm.store.clock import Instant
-from farm.store.statements import Statement
 
 # SQLite takes 32766 values in one statement; older builds of it take 999.
 VALUES_AT_ONCE = 500
-_ADD_EVENT = Statement(schema.events.insert(), ("at", "kind", "subject", "message", "by"))
 # What readers raise for values that no farm writes.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, InternalError, PermanentError)
 R = TypeVar("R")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class Statement:
+    """A statement that is built and compiled once: SQLAlchemy's own work takes longer than SQLite's.
+
+    `of` has `sa.bindparam`s for what changes; an INSERT or UPDATE takes the columns `keys` too.
+    """
+
+    def __init__(self, of: Any, keys: Collection[str] = ()) -> None:
+        self._of, self._keys = of, list(keys) or None
+        columns = of.selected_columns if isinstance(of, sa.Select) else ()
+        self.names = tuple(str(column.key) for column in columns)
+        self._types = [column.type for column in columns]
+        # SQL, the values in order (name, default, converter), and converters of columns by number.
+        self._compiled: tuple[str, list[tuple[Any, ...]], list[tuple[int, Any]]] | None = None
+
+    def fetch(self, connection: sa.Connection, **values: Any) -> list[dict[str, Any]]:
+        """Fetch the rows of a SELECT."""
+        return [dict(zip(self.names, row, strict=True)) for row in self.fetch_tuples(connection, values)]
+
+    def fetch_tuples(self, connection: sa.Connection, values: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        """As `fetch`, in the order of `names`."""
+        if connection.dialect.name != "sqlite":
+            return connection.execute(self._of, values).all()
+        sql, orders, columns = self._compile(connection.dialect)
+        driver: Any = connection.connection.driver_connection
+        rows = [list(row) for row in driver.execute(sql, _order(orders, values or {}))]
+        for row in rows:
+            for at, convert in columns:
+                row[at] = convert(row[at])
+        return rows
+
+    def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Run it for each row of values; return how many rows it changed."""
+        if not rows:
+            return 0
+        if connection.dialect.name != "sqlite":
+            return connection.execute(self._of, rows, execution_options={"preserve_rowcount": True}).rowcount
+        sql, orders, _ = self._compile(connection.dialect)
+        driver: Any = connection.connection.driver_connection
+        return int(driver.executemany(sql, [_order(orders, row) for row in rows]).rowcount)
+
+    def _compile(self, dialect: sa.Dialect) -> tuple[str, list[tuple[Any, ...]], list[tuple[int, Any]]]:
+        if self._compiled is None:
+            compiled: Any = self._of.compile(dialect=dialect, column_keys=self._keys)
+            binds = [compiled.binds[name] for name in compiled.positiontup]
+            read = (each.dialect_impl(dialect).result_processor(dialect, None) for each in self._types)
+            self._compiled = (
+                str(compiled),
+                [(bind.key, bind.value, bind.type.dialect_impl(dialect).bind_processor(dialect)) for bind in binds],
+                [(at, convert) for at, convert in enumerate(read) if convert],
+            )
+        return self._compiled
+
+
+def _order(orders: Sequence[tuple[Any, ...]], given: Mapping[str, Any]) -> list[Any]:
+    values = ((given.get(name, default), convert) for name, default, convert in orders)
+    return [value if convert is None else convert(value) for value, convert in values]
+
+
+_ADD_EVENT = Statement(schema.events.insert(), ("at", "kind", "subject", "message", "by"))
 
 
 class StoreSession(Closing):
@@ -165,7 +224,7 @@ def _execute(
     query: sa.Select[Any] | Statement, connection: sa.Connection
 ) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
     if isinstance(query, Statement):
-        return query.names, query.fetch(connection)
+        return query.names, query.fetch_tuples(connection)
     found = connection.execute(query)
     return tuple(found.keys()), found.all()
 

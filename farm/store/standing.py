@@ -13,7 +13,7 @@ from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
-from farm.store.statements import Statement
+from farm.store.session import Statement
 from farm.types import documents
 from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
 
@@ -45,7 +45,7 @@ def select_boards() -> sa.Select[Any]:
 
 def require_row(connection: sa.Connection, name: str) -> dict[str, Any]:
     """The row of `select_boards` for a board. Raises UsageError for an unknown one."""
-    for row in _select_by_name().fetch_rows(connection, board=name):
+    for row in _select_by_name().fetch(connection, board=name):
         return row
     raise unknown_board(name, connection.scalars(sa.select(schema.boards.c.name)).all())
 

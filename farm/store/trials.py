@@ -15,9 +15,8 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import database, schema
-from farm.store.session import VALUES_AT_ONCE, StorePart
+from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
-from farm.store.statements import Statement
 from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial, Workload
 
