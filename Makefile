@@ -149,7 +149,7 @@ bench: setup
 
 # Hours: latency over 10,000 trials on a simulated Nano's processor and GPU. FARM_BENCH_HOME=FOLDER keeps what was measured.
 bench-long: setup
-	@$(BIN)/python -m farm.testing.simulation --seeds 5000
+	@$(BIN)/python -m farm.testing.simulation --seeds 10000
 	@$(BIN)/python benchmarks/trials_over_time.py --trials 10000 $(ARGS)
 
 # Files that are generated from the code and checked in. Unit tests fail where they are not current.

@@ -15,7 +15,7 @@ from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import TransientError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
-from farm.store.session import StorePart
+from farm.store.session import Statement, StorePart
 from farm.store.standing import (
     is_leased,
     note_seen,
@@ -29,6 +29,9 @@ from farm.store.standing import (
 )
 from farm.types import documents
 from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
+
+_BY_NAME = Statement(select_boards().order_by(schema.boards.c.name))
+_ADD_EVENT = Statement(schema.board_events.insert(), ("board", "at", "kind", "before", "after", "reason", "by"))
 
 Decide = Callable[[Standing, HealthHistory, float], Transition]
 
@@ -210,7 +213,7 @@ class Boards(StorePart):
 
     def fetch(self) -> list[documents.BoardInfo]:
         """All boards by name."""
-        return self._list(select_boards().order_by(schema.boards.c.name))
+        return self._list(_BY_NAME)
 
     def require(self, name: str) -> documents.BoardInfo:
         """One board, as in `fetch`. Raises UsageError for an unknown one."""
@@ -223,7 +226,7 @@ class Boards(StorePart):
         table = schema.boards.c
         return self._list(select_boards().where(table.name.in_(sorted(names))).order_by(table.name))
 
-    def _list(self, query: sa.Select[Any]) -> list[documents.BoardInfo]:
+    def _list(self, query: sa.Select[Any] | Statement) -> list[documents.BoardInfo]:
         rows, now = self._db.rows(query), self._db.clock()
         return self._db.read_each("the board", rows, lambda row: to_board(row, now))
 
@@ -310,11 +313,8 @@ class Boards(StorePart):
         reason: str,
         by: str,
     ) -> None:
-        connection.execute(
-            schema.board_events.insert().values(
-                board=board, at=self._db.wall_clock(), kind=kind, before=before, after=after, reason=reason, by=by
-            )
-        )
+        about = {"board": board, "at": self._db.wall_clock(), "kind": kind, "before": before, "after": after}
+        _ADD_EVENT.run(connection, [about | {"reason": reason, "by": by}])
 
 
 # Weeks of idle probes; older samples say nothing about the board today.

@@ -6,6 +6,7 @@ What an engine does about an order lives in `farm.campaign`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from device_agent.protocol import NAME_RULE, is_name
 from farm import foreign
 from farm.errors import InternalError, PermanentError, UsageError
 from farm.store import schema
-from farm.store.session import StorePart, StoreSession
+from farm.store.session import Statement, StorePart, StoreSession
 from farm.store.workloads import Workloads
 from farm.types import campaigns
 from farm.values import CampaignState, Workload
@@ -27,7 +28,7 @@ ENDED_BY_FAULT = "its engine ended: "
 NOT_TAKEN = "no engine began with it"
 # Starting an engine takes 3 s, on a busy machine up to a minute (`client.START_TIMEOUT_S`).
 UNTAKEN_S = 90.0
-_IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
+_IS_OVER = sa.or_(*(schema.campaigns.c.state == str(state) for state in CampaignState if state.over))
 
 
 class StoredSearch(NamedTuple):
@@ -132,17 +133,14 @@ class Campaigns(StorePart):
 
     def fetch(self, *, over: bool | None = None) -> list[campaigns.FleetCampaign]:
         """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
-        query = select_fleet().order_by(schema.campaigns.c.id)
-        if over is not None:
-            query = query.where(_IS_OVER if over else ~_IS_OVER)
-        return self._read(query)
+        return self._read(_select_by_age(over))
 
     def fetch_page(self, limit: int, offset: int) -> tuple[list[campaigns.FleetCampaign], int]:
         """A page of fleet campaigns, newest first, and their total."""
         query = select_fleet().order_by(schema.campaigns.c.id.desc()).limit(limit).offset(offset)
         return self._read(query), self._db.count(schema.fleet_campaigns)
 
-    def _read(self, query: sa.Select[Any]) -> list[campaigns.FleetCampaign]:
+    def _read(self, query: sa.Select[Any] | Statement) -> list[campaigns.FleetCampaign]:
         return self._db.read_each("the campaign", self._db.rows(query), to_campaign)
 
     def require(self, name: str) -> campaigns.FleetCampaign:
@@ -224,10 +222,10 @@ class Campaigns(StorePart):
         campaign.
         """
         with self._db.writing() as connection:
-            row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
-            if row is None:
+            rows = _select_by_id().fetch(connection, number=campaign)
+            if not rows:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
-            known, after = to_campaign(row), _read_state(state)
+            known, after = to_campaign(rows[0]), _read_state(state)
             if known.over:
                 return False
             if after is CampaignState.INTERRUPTED and known.wanted == CANCEL:
@@ -368,6 +366,18 @@ class Campaigns(StorePart):
         return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)
 
 
+@functools.cache  # engines read them twice a second
+def _select_by_age(over: bool | None) -> Statement:
+    query = select_fleet().order_by(schema.campaigns.c.id)
+    return Statement(query if over is None else query.where(_IS_OVER if over else ~_IS_OVER))
+
+
+@functools.cache
+def _select_by_id() -> Statement:
+    return Statement(select_fleet().where(schema.campaigns.c.id == sa.bindparam("number")))
+
+
+@functools.cache
 def select_fleet() -> sa.Select[Any]:
     """Fleet campaigns with their progress, for `to_campaign`."""
     common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
@@ -387,16 +397,15 @@ def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
 
 def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
     """An open campaign by its number; None if it is unknown or over."""
-    row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
-    found = None if row is None else to_campaign(row)
+    rows = _select_by_id().fetch(connection, number=campaign)
+    found = to_campaign(rows[0]) if rows else None
     return None if found is None or found.over else found
 
 
 def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     """Campaigns that are not over, oldest first."""
-    query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
     found = []
-    for row in connection.execute(query).mappings():
+    for row in _select_by_age(False).fetch(connection):
         with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
             found.append(to_campaign(row))
     return found

@@ -40,6 +40,9 @@ class Database(Protocol):
     def location(self) -> StoreLocation:
         """Its location, for messages."""
 
+    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        """A connection for one statement, by one thread at a time."""
+
     def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
         """One transaction that holds the write lock from its start, so that its reads stay valid."""
 
@@ -49,7 +52,8 @@ class Database(Protocol):
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
         """Seconds since the epoch, for people."""
 
-    def insert(self, table: sa.Table) -> Any:
+    @staticmethod
+    def insert(table: sa.Table) -> Any:
         """An INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
 
     def fetch_last_token(self, connection: sa.Connection) -> int:

@@ -82,6 +82,9 @@ class PostgresqlDatabase:
         self.engine = engine
         self._open = True
 
+    def reading(self) -> sa.Connection:
+        return self.engine.connect()
+
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
         """See `Database`. One statement takes the lock and reads the clock; later ones see all committed rows."""
@@ -105,7 +108,8 @@ class PostgresqlDatabase:
         with self.engine.connect() as own:
             return float(own.execute(_NOW).scalar_one())
 
-    def insert(self, table: sa.Table) -> Any:
+    @staticmethod
+    def insert(table: sa.Table) -> Any:
         return postgresql.insert(table)
 
     def fetch_last_token(self, connection: sa.Connection) -> int:

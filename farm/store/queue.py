@@ -16,7 +16,7 @@ from farm.errors import UsageError
 from farm.store import schema
 from farm.store.clock import Instant
 from farm.store.routes import list_bars
-from farm.store.session import StorePart
+from farm.store.session import Statement, StorePart
 from farm.values import BoardRequest, WorkKind
 
 # A waiting command renews every third of it: a killed one leaves the queue within seconds.
@@ -27,6 +27,10 @@ HALF_LIFE_S = 1800.0
 # Use that has halved so often is dropped.
 _FORGOTTEN_S = 12 * HALF_LIFE_S
 MOST_PRIORITY = 10
+# What each look of an engine reads.
+_REQUESTS = Statement(schema.board_requests.select().order_by(schema.board_requests.c.id))
+_WAYS, _USAGE = Statement(schema.board_ways.select()), Statement(schema.board_usage.select())
+_WORKING = Statement(schema.leases.select().where(schema.leases.c.kind != ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +109,16 @@ class RequestQueue(StorePart):
 
     def fetch(self) -> BoardQueue:
         """The present requests, and each owner's use."""
-        rows, now = self._db.rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._db.clock()
-        bars = list_bars(self._db.rows(schema.board_ways.select()), now)
+        rows, now = self._db.rows(_REQUESTS), self._db.clock()
+        bars = list_bars(self._db.rows(_WAYS), now)
         requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if now.is_valid(row)]
         used_s = {
             (row["board"], row["owner"], WorkKind(row["kind"])): fade(row["used_s"], now.seconds - row["at_s"])
-            for row in self._db.rows(schema.board_usage.select())
+            for row in self._db.rows(_USAGE)
             if row["clock"] == now.clock
         }
         held_s = {}
-        for row in self._db.rows(schema.leases.select().where(schema.leases.c.kind != "")):
+        for row in self._db.rows(_WORKING):
             if now.is_valid(row):
                 key = row["board"], row["owner"], WorkKind(row["kind"])
                 held_s[row["board"]] = now.seconds - row["since_s"]

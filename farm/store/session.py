@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -24,6 +26,67 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class Statement:
+    """A statement that is built and compiled once: SQLAlchemy's own work takes longer than SQLite's.
+
+    `of` has `sa.bindparam`s for what changes; an INSERT or UPDATE takes the columns `keys` too.
+    """
+
+    def __init__(self, of: Any, keys: Collection[str] = ()) -> None:
+        self._of, self._keys = of, list(keys) or None
+        columns = of.selected_columns if isinstance(of, sa.Select) else ()
+        self.names = tuple(str(column.key) for column in columns)
+        self._types = [column.type for column in columns]
+        # SQL, the values in order (name, default, converter), and converters of columns by number.
+        self._compiled: tuple[str, list[tuple[Any, ...]], list[tuple[int, Any]]] | None = None
+
+    def fetch(self, connection: sa.Connection, **values: Any) -> list[dict[str, Any]]:
+        """Fetch the rows of a SELECT."""
+        return [dict(zip(self.names, row, strict=True)) for row in self.fetch_tuples(connection, values)]
+
+    def fetch_tuples(self, connection: sa.Connection, values: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        """As `fetch`, in the order of `names`."""
+        if connection.dialect.name != "sqlite":
+            return connection.execute(self._of, values).all()
+        sql, orders, columns = self._compile(connection.dialect)
+        driver: Any = connection.connection.driver_connection
+        rows = [list(row) for row in driver.execute(sql, _order(orders, values or {}))]
+        for row in rows:
+            for at, convert in columns:
+                row[at] = convert(row[at])
+        return rows
+
+    def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Run it for each row of values; return how many rows it changed."""
+        if not rows:
+            return 0
+        if connection.dialect.name != "sqlite":
+            return connection.execute(self._of, rows, execution_options={"preserve_rowcount": True}).rowcount
+        sql, orders, _ = self._compile(connection.dialect)
+        driver: Any = connection.connection.driver_connection
+        return int(driver.executemany(sql, [_order(orders, row) for row in rows]).rowcount)
+
+    def _compile(self, dialect: sa.Dialect) -> tuple[str, list[tuple[Any, ...]], list[tuple[int, Any]]]:
+        if self._compiled is None:
+            compiled: Any = self._of.compile(dialect=dialect, column_keys=self._keys)
+            binds = [compiled.binds[name] for name in compiled.positiontup]
+            read = (each.dialect_impl(dialect).result_processor(dialect, None) for each in self._types)
+            self._compiled = (
+                str(compiled),
+                [(bind.key, bind.value, bind.type.dialect_impl(dialect).bind_processor(dialect)) for bind in binds],
+                [(at, convert) for at, convert in enumerate(read) if convert],
+            )
+        return self._compiled
+
+
+def _order(orders: Sequence[tuple[Any, ...]], given: Mapping[str, Any]) -> list[Any]:
+    values = ((given.get(name, default), convert) for name, default, convert in orders)
+    return [value if convert is None else convert(value) for value, convert in values]
+
+
+_ADD_EVENT = Statement(schema.events.insert(), ("at", "kind", "subject", "message", "by"))
 
 
 class StoreSession(Closing):
@@ -68,13 +131,12 @@ class StoreSession(Closing):
             finally:
                 self._writer = None
 
-    def rows(self, query: sa.Select[Any], connection: sa.Connection | None = None) -> list[dict[str, Any]]:
+    def rows(self, query: sa.Select[Any] | Statement, connection: sa.Connection | None = None) -> list[dict[str, Any]]:
         """Fetch the rows of a query by column; inside a transaction on its `connection`."""
         if connection is None:
             names, rows = self._fetch(query)
         else:
-            found = connection.execute(query)
-            names, rows = tuple(found.keys()), found.all()
+            names, rows = _execute(query, connection)
         # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
         return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -92,11 +154,11 @@ class StoreSession(Closing):
                 self.unreadable[text] = None
         return found
 
-    def read(self, query: sa.Select[Any], kind: Callable[..., T]) -> list[T]:
+    def read(self, query: sa.Select[Any] | Statement, kind: Callable[..., T]) -> list[T]:
         """Fetch the rows of a query as `kind`, which takes the columns in their order."""
         return list(itertools.starmap(kind, self._fetch(query)[1]))
 
-    def _fetch(self, query: sa.Select[Any]) -> tuple[tuple[str, ...], Sequence[sa.Row[Any]]]:
+    def _fetch(self, query: sa.Select[Any] | Statement) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
         """Fetch columns and rows; retry once on another connection if it was lost."""
         try:
             return self._fetch_once(query)
@@ -105,18 +167,16 @@ class StoreSession(Closing):
                 raise
             return self._fetch_once(query)
 
-    def _fetch_once(self, query: sa.Select[Any]) -> tuple[tuple[str, ...], Sequence[sa.Row[Any]]]:
-        with database.translated(self.database), self.engine.connect() as connection:
+    def _fetch_once(self, query: sa.Select[Any] | Statement) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+        with database.translated(self.database), self.database.reading() as connection:
             try:
-                found = connection.execute(query)
-                return tuple(found.keys()), found.all()
-            except sa.exc.OperationalError as error:
+                return _execute(query, connection)
+            except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
                 # In this order: a lost connection cannot be asked for.
                 if "decode to UTF-8" not in str(error) or (raw := connection.connection.driver_connection) is None:
                     raise
                 raw.text_factory = lambda data: data.decode(errors="replace")  # slower, so only where it has to be
-            found = connection.execute(query)
-            return tuple(found.keys()), found.all()
+            return _execute(query, connection)
 
     def count(self, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
         """The number of rows of a table that meet all conditions."""
@@ -135,20 +195,17 @@ class StoreSession(Closing):
 
     def insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
         """As `insert_new`, for rows of the same columns; return how many were inserted."""
-        insert = self.database.insert(table).on_conflict_do_nothing(index_elements=_find_conflict(table)).inline()
-        return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
+        return _make_insert(self.database.insert, table, tuple(rows[0]), False).run(connection, rows)
 
     def replace(self, connection: sa.Connection, table: sa.Table, *rows: dict[str, Any]) -> None:
         """Insert rows of the same columns; each replaces these columns of the row with its primary key."""
         if rows:
-            insert, key = self.database.insert(table), [column.name for column in table.primary_key]
-            changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
-            connection.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), list(rows))
+            _make_insert(self.database.insert, table, tuple(rows[0]), True).run(connection, rows)
 
     def add_event(self, connection: sa.Connection, kind: str, subject: str, message: str, by: str = "") -> None:
         """Append an event; `by` is who ordered it, if a person did."""
-        about = {"kind": kind, "subject": subject, "message": message, "by": by}
-        connection.execute(schema.events.insert().values(at=self.wall_clock(), **about))
+        about = {"at": self.wall_clock(), "kind": kind, "subject": subject, "message": message, "by": by}
+        _ADD_EVENT.run(connection, [about])
 
     def clock(self) -> Instant:
         if self._given_clock is not None:
@@ -161,6 +218,28 @@ class StoreSession(Closing):
             return self._given_wall_clock()
         with database.translated(self.database):
             return self.database.read_wall_clock(self._writer)
+
+
+def _execute(
+    query: sa.Select[Any] | Statement, connection: sa.Connection
+) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+    if isinstance(query, Statement):
+        return query.names, query.fetch_tuples(connection)
+    found = connection.execute(query)
+    return tuple(found.keys()), found.all()
+
+
+@functools.cache
+def _make_insert(
+    make: Callable[[sa.Table], Any], table: sa.Table, columns: tuple[str, ...], replaces: bool
+) -> Statement:
+    """An INSERT for rows of these columns that replaces, or leaves, rows with which one conflicts."""
+    insert = make(table)
+    if not replaces:
+        return Statement(insert.on_conflict_do_nothing(index_elements=_find_conflict(table)).inline(), columns)
+    key = [column.name for column in table.primary_key]
+    changed = {name: insert.excluded[name] for name in columns if name not in key}
+    return Statement(insert.on_conflict_do_update(index_elements=key, set_=changed), columns)
 
 
 def _find_conflict(table: sa.Table) -> list[str] | None:

@@ -112,6 +112,21 @@ class SqliteDatabase:
         )
         sa.event.listen(self.engine, "begin", _begin)
         sa.event.listen(self.engine, "checkin", _drop_if_still)
+        self._reader: sa.Connection | None = None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """See `Database`. One connection stays open: a loan and a transaction take longer than most reads."""
+        if self._reader is None:
+            self._reader = self.engine.connect().execution_options(farm_reads=True)
+        is_kept = False
+        try:
+            yield self._reader
+            is_kept = not isinstance(self._reader.connection.driver_connection, _Still)
+        finally:
+            if not is_kept:
+                reader, self._reader = self._reader, None
+                reader.close()
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
@@ -127,7 +142,8 @@ class SqliteDatabase:
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
         return time.time()
 
-    def insert(self, table: sa.Table) -> Any:
+    @staticmethod
+    def insert(table: sa.Table) -> Any:
         return sqlite.insert(table)
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
@@ -158,6 +174,9 @@ class SqliteDatabase:
         copy_store(self._path, self._path.with_name(f"{self._path.name}.{revision}"))
 
     def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         self.engine.dispose()
 
 
@@ -179,10 +198,13 @@ def _keep_private(path: Path) -> None:
 def _begin(connection: sa.Connection) -> None:
     # Python's sqlite3 begins transactions late, and never for DDL: its own handling is off, and this replaces it.
     options = connection.get_execution_options()
+    if options.get("farm_reads", False):
+        return  # statement by statement
     writes = options.get("farm_writes", False)
+    driver: Any = connection.connection.driver_connection
     if writes:
-        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('farm_durably') else 'NORMAL'}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        driver.execute(f"PRAGMA synchronous={'FULL' if options.get('farm_durably') else 'NORMAL'}")
+    driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 class _Still(sqlite3.Connection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
+from farm.store.session import Statement
 from farm.types import documents
 from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
 
@@ -21,12 +23,19 @@ POWER_ACTIONS = ("off", "on", "cycle")
 _LEASE_PREFIX = "lease_"
 # Boards run several trials a second; `seen_at` is written less often.
 _SEEN_STEP_S = 1.0
+_NOTE_SEEN = Statement(
+    schema.boards.update()
+    .where(schema.boards.c.name == sa.bindparam("board"))
+    .where(schema.boards.c.seen_at.is_(None) | (schema.boards.c.seen_at < sa.bindparam("before")))
+    .values(seen_at=sa.bindparam("at"))
+)
 _SHOWN = (
     *("name", "board_type", "simulated", "labels", "transport", "description"),
     *("health_reason", "health_since", "added_at", "seen_at"),
 )
 
 
+@functools.cache  # what it is made of takes longer than the read
 def select_boards() -> sa.Select[Any]:
     """Boards with their leases, in columns `lease_…`, null without one."""
     leases = [column.label(_LEASE_PREFIX + column.name) for column in schema.leases.c if column.name != "board"]
@@ -36,10 +45,14 @@ def select_boards() -> sa.Select[Any]:
 
 def require_row(connection: sa.Connection, name: str) -> dict[str, Any]:
     """The row of `select_boards` for a board. Raises UsageError for an unknown one."""
-    row = connection.execute(select_boards().where(schema.boards.c.name == name)).mappings().first()
-    if row is None:
-        raise unknown_board(name, connection.scalars(sa.select(schema.boards.c.name)).all())
-    return dict(row)
+    for row in _select_by_name().fetch(connection, board=name):
+        return row
+    raise unknown_board(name, connection.scalars(sa.select(schema.boards.c.name)).all())
+
+
+@functools.cache
+def _select_by_name() -> Statement:
+    return Statement(select_boards().where(schema.boards.c.name == sa.bindparam("board")))
 
 
 def unknown_board(name: str, known: Iterable[str] = ()) -> UsageError:
@@ -138,10 +151,7 @@ def find_cause(board: documents.BoardInfo) -> Cause | None:
 
 def note_seen(connection: sa.Connection, names: Collection[str], at: float) -> None:
     """Record that boards were seen: probes and descriptions are not the only signs of life."""
-    table = schema.boards
-    older = table.c.seen_at.is_(None) | (table.c.seen_at < at - _SEEN_STEP_S)
-    if names:
-        connection.execute(table.update().where(table.c.name.in_(names), older).values(seen_at=at))
+    _NOTE_SEEN.run(connection, [{"board": name, "at": at, "before": at - _SEEN_STEP_S} for name in names])
 
 
 def to_document(transport: Transport) -> dict[str, Any]:

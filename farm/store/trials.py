@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import database, schema
-from farm.store.session import VALUES_AT_ONCE, StorePart
+from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
 from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial, Workload
@@ -67,7 +68,16 @@ class SimilarTrial(NamedTuple):
     median_s: float
 
 
+_LATEST = Statement(sa.select(sa.func.max(schema.trials.c.id).label("id")))
 _CANDIDATE = ("campaign", "board_type", "workload", "operating_point", "candidate")
+
+
+@functools.cache
+def _make_count(make: Callable[[sa.Table], Any]) -> Statement:
+    """An INSERT that adds to the trials of a status."""
+    counts, insert = schema.trial_counts, make(schema.trial_counts)
+    added = {"trials": counts.c.trials + insert.excluded.trials}
+    return Statement(insert.on_conflict_do_update(index_elements=["status"], set_=added), ("status", "trials"))
 
 
 class Trials(StorePart):
@@ -96,7 +106,7 @@ class Trials(StorePart):
 
     def insert(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
         """Insert new rows and update the counts; return how many there were."""
-        counts, total = schema.trial_counts, 0
+        total = 0
         # In order: of two that exclude each other, the first is kept.
         for status, alike in itertools.groupby(rows, key=lambda row: str(row["status"])):
             fresh = list(alike)
@@ -104,10 +114,8 @@ class Trials(StorePart):
             if number < len(fresh):
                 _require_same(connection, fresh)
             total += number
-            insert = self._db.database.insert(counts).values(status=status, trials=number)
-            added = {"trials": counts.c.trials + number}
             if number:
-                connection.execute(insert.on_conflict_do_update(index_elements=["status"], set_=added))
+                _make_count(self._db.database.insert).run(connection, [{"status": status, "trials": number}])
         return total
 
     def count(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
@@ -129,7 +137,7 @@ class Trials(StorePart):
 
     def fetch_mark(self) -> int:
         """The number of the latest trial, 0 without any: later trials have greater ones."""
-        [row] = self._db.rows(sa.select(sa.func.max(schema.trials.c.id).label("id")))
+        [row] = self._db.rows(_LATEST)
         return int(row["id"] or 0)
 
     def fetch(

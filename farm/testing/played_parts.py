@@ -23,12 +23,11 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import psutil
-import sqlalchemy as sa
 from sqlalchemy.util.concurrency import in_greenlet
 
 from device_agent.protocol import Status
 from farm.campaign.engine import engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
-from farm.crew import held_board, site
+from farm.crew import held_board, leased_board, site
 from farm.search.build.build_cache import compiler_versions
 from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
@@ -167,19 +166,20 @@ class PlayedDatabase(sqlite.SqliteDatabase):
         self.location: Any = "played"
         self.away_until_s = self.full_until_s = 0.0
         self._world = played
-        sa.event.listen(self.engine, "before_cursor_execute", self._fail)
 
-    def writing(self, durably: bool) -> Any:
-        """See `Database`. Others may write, and hosts crash, before it begins."""
-        if in_greenlet():
-            world.wait(asyncio.sleep(self._world.random.uniform(0.0, _WRITES_S)))
-        return super().writing(durably)
-
-    def _fail(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+    def reading(self) -> Any:
         if self._world.time() < self.away_until_s:
             raise sqlite3.OperationalError("database is locked")
-        if self._world.time() < self.full_until_s and statement.startswith(("INSERT", "UPDATE")):
+        return super().reading()
+
+    def writing(self, durably: bool) -> Any:
+        """See `Database`. Others may write, and hosts crash, before it begins; it takes no time."""
+        if in_greenlet():
+            world.wait(asyncio.sleep(self._world.random.uniform(0.0, _WRITES_S)))
+        self.reading()
+        if self._world.time() < self.full_until_s:
             raise sqlite3.OperationalError("database or disk is full")
+        return super().writing(durably)
 
     def close(self) -> None:
         """Others use it."""
@@ -233,6 +233,7 @@ def replaced(
         (verifying, "ModelCompiles"): lambda: mock.Mock(poll=list),  # there is none
         (database, "open_database"): lambda _: store,
         (leases, "read_process_space"): lambda: "00000000",
+        (vars(leased_board)["_Renewals"], "_all"): {},  # of the processes of this world
         (searches, "_start_actor"): act(lambda: PlayedSearch(space, salt), 1.0),
         (ray_compilers, "launch_compiler"): act(PlayedCompiler, 0.6),
         (ray_nodes, "fetch_nodes"): lambda: [node],

@@ -23,9 +23,8 @@ EPOCH_S, BEGIN_S = 1.7e9, 1000.0
 # The network's delay, one way, and how often what is lost is repeated, in s.
 _LEAST_DELAY_S, _MOST_DELAY_S, _REPEAT_S = 0.0002, 0.003, 0.1
 
-
-class StuckError(RuntimeError):
-    """Nothing can happen any more."""
+# More than ten times as many as the longest farm takes.
+_MOST_TURNS = 1_000_000
 
 
 class PlayedHost:
@@ -56,7 +55,7 @@ class World(asyncio.BaseEventLoop):
         super().__init__()
         self.random = random.Random(seed)
         self.failures: list[str] = []
-        self._now_s = BEGIN_S
+        self._now_s, self._turns = BEGIN_S, 0
         self._selector: Any = self  # it is asked for nothing but `select`
         self._clock_resolution = 1e-9
         self._links: dict[str, PlayedLink] = {}
@@ -69,8 +68,9 @@ class World(asyncio.BaseEventLoop):
 
     def select(self, timeout: float | None) -> list[Any]:
         """Let the time until the next event pass."""
-        if timeout is None:
-            raise StuckError("nothing can happen any more")
+        self._turns += 1
+        if timeout is None or self._turns > _MOST_TURNS:
+            raise RuntimeError("nothing can happen any more, or too much without an end")
         self._now_s += max(0.0, timeout)
         return []
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutant import MUTANTS, ROOT
 
-_SEEDS = 16
+_SEEDS = 64
 
 
 def play(*words: str, module: str = "farm.testing.simulation") -> subprocess.CompletedProcess[str]:

@@ -271,12 +271,22 @@ class Verifying:
         return time.monotonic() > each.settle_by_s or not self.engine_boards.is_settling(types)
 
     def _return_surplus(self, each: _Open, board: str) -> None:
+        """Return an idle board, if this verification has no use for it, or an earlier one has.
+
+        Of two that hold one board each, and each wait for a second one, the later gives way.
+        """
         about = self._roster.find(board)
         if about is None:
             return
-        have = sum(self._roster.is_of(name, about.board_type) for name in each.boards)
-        if have > each.verification.wants().get(about.board_type, 0):
+        kind, earlier = about.board_type, list(self._open.values())
+        earlier = [other for other in earlier[: earlier.index(each)] if other.active.order.may_use(board, about.labels)]
+        if self._count_missing(each, kind) < 0 or any(self._count_missing(other, kind) > 0 for other in earlier):
             self._return(each, board)
+
+    def _count_missing(self, each: _Open, board_type: str) -> int:
+        """Return how many boards of a type a verification could use beyond those that it has."""
+        have = sum(self._roster.is_of(name, board_type) for name in each.boards)
+        return each.verification.wants().get(board_type, 0) - have
 
     def _lend(self, each: _Open) -> None:
         order = each.active.order
