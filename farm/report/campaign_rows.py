@@ -6,7 +6,6 @@ The live table and the report use them.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from farm.units import format_latency
 from farm.values import DEFAULT_POINT
 
 Document = Mapping[str, Any]
-# Names of convolutions fused with a pool or another convolution (`farm.search.graph.strip_fusion`).
-_JOINED = re.compile(r"conv2d\w*_(max_pool2d|conv2d)")
 _SIDES = {
     "ok": "good",
     "candidate": "candidate: the schedule was at fault; the cost model learns from it",
@@ -87,10 +84,10 @@ def find_gflops(task: Document) -> float | None:
 def note_flop(names: Iterable[str]) -> str:
     """Explain the FLOP of functions whose code computes another number than the model; empty where none does."""
     known, told = list(names), []
-    if any("winograd" in name or _JOINED.search(name) for name in known):
+    if any("winograd" in name for name in known):
         told.append(
-            "FLOP are those of the direct algorithm, each result computed once: Winograd's computes fewer, so that its "
-            "GFLOPS may exceed the core's peak, and joined convolutions compute some rows twice."
+            "FLOP are those of the direct algorithm: Winograd's computes fewer, so that its GFLOPS may exceed the "
+            "core's peak."
         )
     if any("strided_slice" in name for name in known):
         told.append("FLOP of a strided_slice include what it cuts off: channels that fill up vectors.")

@@ -99,9 +99,6 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
         if kernel["I"] == 1 and inputs > 1 and outputs % inputs == 0 and len(shapes[1]) == 4:
             fused = f"{before}depthwise_{fused.removeprefix(before)}"
         size = f"{kernel['H']}x{kernel['W']}"
-        if computed.endswith("_max_pool2d") or computed.count("conv2d") > 1:
-            # The result is another operator's (`farm.search.graph.strip_fusion`), so the stride is unknown.
-            return f"{fused} {size} {_dimensions(source)}>{_dimensions(result)}"
         if len(result) == 4:
             rows = 1 if kernel_layout == "HWIO" else 2
             stride = round(source[1 if is_last else 2] / result[rows])

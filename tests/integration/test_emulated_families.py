@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -17,7 +16,7 @@ from farm import linker
 from farm.inventory.board_types import require_board_type
 from farm.search import cores, target, tvm_env
 from farm.search.families.rule import FAMILIES, read_outlook
-from farm.search.graph import canonical, dots, half_precision, strip_fusion, winograd
+from farm.search.graph import canonical, dots, half_precision, winograd
 from tests.integration.test_schedule_families import build_canonical
 
 # The best predicted, and others drawn at random.
@@ -222,31 +221,6 @@ def list_products_of_bytes(config: Any) -> list[tuple[str, Any, list[Array], Arr
     return found
 
 
-def list_joined(nano: Any) -> list[tuple[str, str, Any, list[Array], Array]]:
-    """Convolutions with the pool or the depthwise convolution after them, as for a board with a slow memory."""
-    values = np.random.default_rng(1)
-    slow = dataclasses.replace(cores.core_of(nano), far_bytes_per_cycle=0.01)
-    data, weights = (values.standard_normal(size).astype("float32") for size in ((1, 11, 9, 8), (3, 3, 8, 16)))
-    made = convolve(data, weights, pad=1).astype("float32")
-    first = build_function((data.shape, weights.shape), lambda op, x, w: op.nn.conv2d(x, w, padding=1, **LAYOUT), nano)
-    kernel = values.standard_normal((3, 3, 1, 16)).astype("float32")
-    found = []
-    for family, others, build, result in (
-        ("pooled", [], lambda op, x: op.nn.max_pool2d(x, 3, 2, layout="NHWC"), pool(made, np.max)),
-        (
-            "separable",
-            [kernel],
-            lambda op, x, w: op.nn.conv2d(x, w, strides=2, padding=1, groups=16, **LAYOUT),
-            convolve(made, kernel, stride=2, pad=1, groups=16),
-        ),
-    ):
-        second = build_function((made.shape, *(each.shape for each in others)), build, nano)
-        joined = strip_fusion.join_functions(first, second, slow)
-        assert joined is not None
-        found.append((family, family, joined, [data, weights, *others], result))
-    return found
-
-
 def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str, tmp_path: pathlib.Path) -> None:
     """The best predicted plan and some drawn at random, of each family, all in one library."""
     tvm = tvm_env.load()
@@ -288,8 +262,6 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
         add(f"winograd{m}", "winograd", function, [data, transformed], convolve(data, weights, pad=1))
     for case, function, arguments, result in list_products_of_bytes(nano):
         add(case, "dots", function, arguments, result, "int32")
-    for case, family, function, arguments, result in list_joined(nano):
-        add(case, family, function, arguments, result)
     assert seen == {family.name for family in FAMILIES}
 
     results = run_there(emulated_root, tvm.IRModule(functions), nano, order, arrays, tmp_path, "cortex-a57")

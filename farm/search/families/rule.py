@@ -22,7 +22,6 @@ from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.gpu_winograd import GpuWinograd
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
-from farm.search.families.strips import Pooled, Separable
 from farm.search.families.winograd import Winograd
 from farm.search.gpus import TargetGpu
 
@@ -33,7 +32,7 @@ _MOST_PLANS = 100_000
 
 # A function belongs to the first family that reads it.
 FAMILIES: tuple[Family, ...] = (
-    Dots(), Dense(), Pooled(), Separable(), Winograd(), Depthwise(), Grouped(), Batched(), Reduce(), Norms(),
+    Dots(), Dense(), Winograd(), Depthwise(), Grouped(), Batched(), Reduce(), Norms(),
     Elementwise(),
 )  # fmt: skip
 

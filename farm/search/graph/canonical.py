@@ -111,11 +111,6 @@ def canonicalise(function: Any) -> Any:
     return _change(function, _inline_empty_pads, _join_pixels)
 
 
-def inline_empty_pads(function: Any) -> Any:
-    """Inline pads of width zero."""
-    return _change(function, _inline_empty_pads)
-
-
 def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
     for change in changes:
         schedule = bindings.schedule(function)

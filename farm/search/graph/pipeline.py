@@ -22,6 +22,7 @@ from farm.search.graph import (
     bindings,
     canonical,
     channel_padding,
+    copy_fusion,
     decomposition,
     dots,
     half_precision,
@@ -29,7 +30,6 @@ from farm.search.graph import (
     obstacles,
     quantised,
     recurrent,
-    strip_fusion,
     transposes,
     winograd,
 )
@@ -197,11 +197,11 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(decomposition.legalise())
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
-        passes += [in_place_concat.split(), strip_fusion.gather()]
+        passes += [in_place_concat.split(), copy_fusion.gather()]
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
-        passes += [strip_fusion.join(target), canonical.canonicalise_all(), channel_padding.pad_all(target)]
+        passes += [canonical.canonicalise_all(), channel_padding.pad_all(target)]
     if pipeline.weights in (BF16, BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:
