@@ -1,4 +1,4 @@
-"""What a search is told of its tasks, without what searches: the engine's process loads no TVM."""
+"""The tasks that a search gets, without the searches: so the engine's process loads no TVM."""
 
 from __future__ import annotations
 
