@@ -20,7 +20,7 @@ import typer.main
 
 from device_agent.protocol import outcome
 from farm import settings
-from farm.cli import examples, main
+from farm.cli import main
 from farm.metrics import farm_metrics
 
 if sys.version_info >= (3, 11):
@@ -132,7 +132,7 @@ def find_pages() -> Iterator[pathlib.Path]:
 def walk_commands() -> Iterator[tuple[str, Any]]:
     """Walk the commands that do something, each with its words."""
     whole: Any = typer.main.get_command(main.make_app())
-    examples.complete(whole)
+    main.complete(whole)
     return _walk_below(whole, "")
 
 

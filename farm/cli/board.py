@@ -16,7 +16,6 @@ from farm import settings
 from farm.cli import (
     board_power,
     board_remote,
-    board_trust,
     board_types,
     doctor,
     options,
@@ -307,7 +306,7 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
 app.command("probe")(services.probe)
 app.command("exec", cls=board_remote.CommandWithRest)(board_remote.execute)
 app.command("logs")(board_remote.logs)
-app.command("trust")(board_trust.trust)
+app.command("trust")(board_remote.trust)
 app.command("provision")(provision.provision)
 app.command("doctor")(doctor.board_doctor)
 app.command("power")(board_power.power)

@@ -1,4 +1,4 @@
-"""`farm board exec` and `farm board logs`: what is done to boards over SSH, and what virtual ones have in its place.
+"""`farm board exec`, `logs` and `trust`: what is done to boards over SSH, and what virtual ones have in its place.
 
 The connection is one of this command's own: the farm's services need not run, and what they carry is not disturbed.
 """
@@ -13,7 +13,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from farm.cli import first_contact, options, output
 from farm.cli.options import read_duration_s
 from farm.connectivity import addresses as connectivity_addresses
 from farm.connectivity import board_logs, host_keys, ssh, ssh_handshake
+from farm.connectivity import services as connectivity_services
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes import home_log, machine
 from farm.settings import Settings
@@ -299,3 +300,75 @@ def raise_first(failed: Mapping[str, FarmError]) -> None:
         output.stderr.print(f"error: {error}", soft_wrap=True, markup=False, style="red")
     for error in failed.values():
         raise error
+
+
+@output.command
+def trust(
+    names: options.Boards,
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option("--fingerprint", metavar="SHA256:…", help="Fingerprint of the key to pin; repeatable."),
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove the pinned keys, for instance after a reinstallation.")
+    ] = False,
+) -> None:
+    """Confirm the host keys of boards. Shows each fingerprint and asks, or takes the one given."""
+    if forget and fingerprint:
+        raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
+    settings = farm_settings.load()
+    known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
+    with options.open_store(settings) as store:
+        transports = {name: require_ssh(name, fetch_transport(store, name), "a host key") for name in once(names)}
+        if forget:
+            for name, transport in transports.items():
+                _forget(store, known_hosts, name, transport)
+            return
+    addresses = {name: connectivity_addresses.to_ssh_address(transport) for name, transport in transports.items()}
+    before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
+    failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
+    failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
+    for name in addresses.keys() - failed.keys():
+        output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
+    _reconnect(settings, list(addresses.keys() - failed.keys()))
+    raise_first(failed)
+
+
+def _is_pinned(address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHosts) -> bool:
+    return bool(address.host_key or known_hosts.find(address.host, address.port))
+
+
+def _compare_pinned(
+    addresses: Mapping[str, ssh_handshake.SshAddress], known_hosts: host_keys.KnownHosts, wanted: Collection[str]
+) -> dict[str, FarmError]:
+    """Return by board why its pinned key is not valid any more."""
+    given = {host_keys.require_fingerprint(text) for text in wanted}
+
+    def look(address: ssh_handshake.SshAddress) -> FarmError | None:
+        pins = [address.host_key] if address.host_key else []
+        pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
+        try:
+            key = ssh_handshake.fetch_host_key(address, wanted=pins, known_hosts=known_hosts)
+        except FarmError as error:
+            return error
+        return host_keys.changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
+        found = dict(zip(addresses, pool.map(look, addresses.values()), strict=True))
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transport: Ssh) -> None:
+    address = connectivity_addresses.to_ssh_address(transport)
+    forgotten = known_hosts.remove(address.host, address.port)
+    if transport.host_key:
+        unpinned = dataclasses.replace(transport, host_key="")
+        forgotten = store.boards.update(name, transport=unpinned, by=machine.name_user()) or forgotten
+    output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
+
+
+def _reconnect(settings: Settings, names: list[str]) -> None:
+    """Notify running services of a confirmed key, so that they connect now."""
+    with contextlib.suppress(UnavailableError):
+        if names and (services := connectivity_services.find_services(settings)):
+            services.retry(names)

@@ -15,8 +15,8 @@ from farm.artifacts import catalogue
 from farm.campaign import artifacts, spec
 from farm.campaign import plan as campaign_plan
 from farm.campaign.engine import control
-from farm.cli import campaign_options, campaign_run, options, output, tables
-from farm.cli.campaign_options import Name
+from farm.cli import campaign_run, options, output, tables
+from farm.cli.campaign_options import Limits, Name
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_page, campaign_rows, campaign_table
@@ -105,17 +105,10 @@ def cancel(name: Name) -> output.Document:
 
 
 @output.command
-def budget(
-    name: Name,
-    trials: campaign_options.Trials = None,
-    wall_clock: campaign_options.WallClock = None,
-    board_hours: campaign_options.BoardHours = None,
-    per_workload: campaign_options.PerWorkload = None,
-    joules: campaign_options.Joules = None,
-) -> output.Document:
+@options.spread("limits", Limits)
+def budget(name: Name, limits: Limits) -> output.Document:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
-    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload, joules)
-    if not changes:
+    if not (changes := limits.read()):
         raise UsageError(
             "no limit was given", "Give --trials, --wall-clock, --board-hours, --per-workload or --joules."
         )
@@ -123,8 +116,8 @@ def budget(
         control.change_budget(store, name, changes, machine.name_user())
         campaign = store.campaigns.require(name)
     yield campaign_document.shorten(campaign)
-    limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget if value is not None)
-    print(f"campaign {name} may use: {limits}")
+    told = ", ".join(f"{key} {value:g}" for key, value in campaign.budget if value is not None)
+    print(f"campaign {name} may use: {told}")
 
 
 def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.live import Live
 
 from farm.campaign import artifacts
 from farm.cli import options, output, tables
-from farm.cli.options import read_duration_s
+from farm.cli.options import NONE, read_duration_s
 from farm.cli.output import stderr
 from farm.errors import PermanentError, UsageError
 from farm.report import campaign_document, campaign_table
@@ -115,61 +116,57 @@ def make(
         raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
 
 
-NONE = "none"
-
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=options.complete_campaign
     ),
 ]
-Trials = Annotated[
-    str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
-]
-WallClock = Annotated[
-    str | None,
-    typer.Option("--wall-clock", metavar="6h|none", help="Limit of the time from start to end, without pauses."),
-]
-BoardHours = Annotated[
-    str | None, typer.Option("--board-hours", metavar="H|none", help="Limit of the hours for which trials hold boards.")
-]
-PerWorkload = Annotated[
-    str | None,
-    typer.Option(
-        "--per-workload", metavar="N|none", help="Limit of trials of one workload at one point of one board type."
-    ),
-]
 
 
-Joules = Annotated[
-    str | None,
-    typer.Option("--joules", metavar="20kJ|none", help="Limit of the energy of boards while trials hold them."),
-]
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The limits of a campaign's budget, as typed; None for those that were not."""
 
+    trials: Annotated[
+        str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
+    ] = None
+    wall_clock: Annotated[
+        str | None,
+        typer.Option("--wall-clock", metavar="6h|none", help="Limit of the time from start to end, without pauses."),
+    ] = None
+    board_hours: Annotated[
+        str | None,
+        typer.Option("--board-hours", metavar="H|none", help="Limit of the hours for which trials hold boards."),
+    ] = None
+    per_workload: Annotated[
+        str | None,
+        typer.Option(
+            "--per-workload", metavar="N|none", help="Limit of trials of one workload at one point of one board type."
+        ),
+    ] = None
+    joules: Annotated[
+        str | None,
+        typer.Option("--joules", metavar="20kJ|none", help="Limit of the energy of boards while trials hold them."),
+    ] = None
 
-def read_budget(
-    trials: str | None,
-    wall_clock: str | None,
-    board_hours: str | None,
-    per_workload: str | None,
-    joules: str | None = None,
-) -> dict[str, Any]:
-    """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
-    changes: dict[str, Any] = {}
-    if trials is not None:
-        changes["trials"] = _read_count("--trials", trials)
-    if wall_clock is not None:
-        changes["wall_clock_s"] = None if wall_clock == NONE else read_duration_s("--wall-clock", wall_clock)
-    if board_hours is not None:
-        changes["board_s"] = _read_hours(board_hours)
-    if per_workload is not None:
-        changes["per_workload"] = _read_count("--per-workload", per_workload)
-    if joules is not None:
-        try:
-            changes["energy_j"] = None if joules == NONE else parse_energy_j(joules)
-        except ValueError as error:
-            raise UsageError(f"--joules {joules!r}: {error}") from error
-    return changes
+    def read(self) -> dict[str, Any]:
+        """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
+        changes: dict[str, Any] = {}
+        if self.trials is not None:
+            changes["trials"] = _read_count("--trials", self.trials)
+        if (text := self.wall_clock) is not None:
+            changes["wall_clock_s"] = None if text == NONE else read_duration_s("--wall-clock", text)
+        if self.board_hours is not None:
+            changes["board_s"] = _read_hours(self.board_hours)
+        if self.per_workload is not None:
+            changes["per_workload"] = _read_count("--per-workload", self.per_workload)
+        if self.joules is not None:
+            try:
+                changes["energy_j"] = None if self.joules == NONE else parse_energy_j(self.joules)
+            except ValueError as error:
+                raise UsageError(f"--joules {self.joules!r}: {error}") from error
+        return changes
 
 
 def _read_count(option: str, text: str) -> int | None:

@@ -12,7 +12,7 @@ from farm.artifacts import catalogue, places
 from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, options, output
-from farm.cli.campaign_options import CampaignScreen, Name
+from farm.cli.campaign_options import CampaignScreen, Limits, Name
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_rows
@@ -93,19 +93,16 @@ def resume(
 
 
 @output.command
+@options.spread("limits", Limits)
 def clone(
     name: Name,
     new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="Name of the new campaign.")],
-    trials: campaign_options.Trials = None,
-    wall_clock: campaign_options.WallClock = None,
-    board_hours: campaign_options.BoardHours = None,
-    per_workload: campaign_options.PerWorkload = None,
-    joules: campaign_options.Joules = None,
+    limits: Limits,
     detach: Detach = False,
     json: options.Json = False,
 ) -> None:
     """Run a campaign again under another name. Maybe with another budget. Needs no file."""
-    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload, joules)
+    changes = limits.read()
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         submit.clone(store, name, new, changes, machine.name_user(), f"campaign clone {name} {new}")

@@ -5,23 +5,34 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 import typer.main
 
 from farm import foreign
-from farm.cli import examples, output
+from farm.cli import output
 from farm.errors import UsageError
 from farm.processes import listening
 from farm.version import __version__
 
 # A shell that completes a line sets it, as typer's scripts say.
 _COMPLETING = "_FARM_COMPLETE"
+# One example for the `--help` of every command, by the command's words: the line after `farm`.
+EXAMPLES: Mapping[str, str] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+# Option names of earlier versions: accepted and not shown.
+FORMER: Mapping[str, Mapping[str, str]] = {
+    "board add": {"type": "board-type"},
+    "bundle build": {"output": "out"},
+    "model compile": {"labels": "classes"},
+    "sweep export": {"key": "operating-point"},
+}
 _QUOTED = re.compile(r"'([^']*)'")
 # Commands of earlier versions, and what does the same.
 _GONE = {"certify": "It is `farm board doctor NAME --hardware --report FILE.json` now."}
@@ -157,6 +168,19 @@ def _root(
     """Tune neural networks on the boards you own."""
 
 
+def complete(command: Any, words: tuple[str, ...] = ()) -> None:
+    """Give a command, or all of a group, their examples and former option names."""
+    for name, each in getattr(command, "commands", {}).items():
+        complete(each, (*words, name))
+    path = " ".join(words)
+    if example := EXAMPLES.get(path):
+        command.epilog = f"\b\nExample:\n  farm {example}"  # \b: left as it is
+    if former := FORMER.get(path):
+        command.context_settings = command.context_settings | {
+            "token_normalize_func": lambda name: former.get(name, name)
+        }
+
+
 def main() -> None:
     """Run the command line; leaves by SystemExit."""
     listening.raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
@@ -170,7 +194,7 @@ def main() -> None:
         # The line that a shell completes: bash and zsh, fish and others, call it by different names.
         words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()[1:]
     command = typer.main.get_command(make_app(*words[:1], names_only=_runs_none(words)))
-    examples.complete(command)
+    complete(command)
     try:
         code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)
     except Exception as error:

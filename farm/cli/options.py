@@ -10,7 +10,7 @@ import sqlite3
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from farm.models.source import ModelSource
     from farm.store import Store
 
+T = TypeVar("T")
 # For latencies of an inference, where minutes would confuse.
 LATENCIES = "20ms, 1.5s"
 
@@ -48,20 +49,20 @@ def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -
 
 def spread(
     parameter: str, group: Callable[..., Any], annotations: Mapping[str, Any] | None = None
-) -> Callable[[Callable[..., output.Document]], Callable[..., output.Document]]:
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the fields of a dataclass as options, in the place of one parameter.
 
     The fields are typer's options by their annotations, or by `annotations`; their defaults are the options' defaults.
     """
 
-    def decorate(function: Callable[..., output.Document]) -> Callable[..., output.Document]:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         fields = annotations or typing.get_type_hints(group, include_extras=True)
         defaults = group()
 
         @functools.wraps(function)
-        def carried_out(*values: Any, **options: Any) -> output.Document:
+        def carried_out(*values: Any, **options: Any) -> T:
             chosen = group(**{name: options.pop(name) for name in fields})
-            yield from function(*values, **{parameter: chosen}, **options)
+            return function(*values, **{parameter: chosen}, **options)
 
         signature = inspect.signature(function, eval_str=True)
         parameters = [
@@ -131,8 +132,6 @@ Batch = Annotated[
         help="Batch size: the first dimension of all inputs, also where the model says 1.",
     ),
 ]
-
-
 TrustModel = Annotated[
     bool, typer.Option("--trust-model", help="Read a program of torch.export, which can run code of the file's author.")
 ]

@@ -159,7 +159,7 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
     One that yields has `--json`, too: with it the document that it yields is printed, and what follows, which tells
     people the same, is left out.
     """
-    yields = inspect.isgeneratorfunction(function)
+    yields = inspect.isgeneratorfunction(inspect.unwrap(function))
 
     @functools.wraps(function)
     def carried_out(*values: Any, debug: bool = False, **options: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from farm import settings as farm_settings
 from farm.artifacts import on_board, places
 from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
+from farm.cli.sweep_report import Sweep
 from farm.errors import UsageError
 from farm.points import values
 from farm.processes import machine
@@ -27,51 +28,6 @@ from farm.units import format_minute
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
-Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
-
-
-Board = Annotated[
-    str | None,
-    typer.Option(
-        "--board",
-        metavar="NAME",
-        help="Name of a board; local: this machine.",
-        autocompletion=options.complete_board,
-    ),
-]
-BoardType = Annotated[
-    str | None, typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards.")
-]
-Boards = Annotated[int | None, typer.Option("--boards", metavar="N", help="Largest number of boards of the type.")]
-CpuFreqs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cpu-freqs", metavar="all|600,921.6MHz", help="CPU clocks, or CLUSTER=LIST; repeatable. Default: all."
-    ),
-]
-Cores = Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")]
-GpuFreqs = Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")]
-MemFreqs = Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")]
-PowerModes = Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")]
-Variants = Annotated[
-    str,
-    typer.Option(
-        "--variants",
-        metavar="compiled|untuned|tuned,…",
-        help="Code to sweep. compiled: what `farm model compile` makes now; untuned: TVM's own; tuned: compiled, "
-        "refused without a record.",
-    ),
-]
-Batch = Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")]
-Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")]
-BudgetPoints = Annotated[
-    int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
-]
-Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")]
-MeasuredFor = Annotated[
-    str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
-]
-Ambient = Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")]
 
 
@@ -79,25 +35,55 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder f
 class Asked:
     """The options of `farm sweep run` that `farm sweep plan` has, too."""
 
-    board: Board = None
-    board_type: BoardType = None
-    boards: Boards = None
-    cpu_freqs: CpuFreqs = None
-    cores: Cores = ""
-    gpu_freqs: GpuFreqs = ""
-    mem_freqs: MemFreqs = ""
-    power_modes: PowerModes = ""
-    variants: Variants = "compiled"
-    batch: Batch = "1"
+    board: Annotated[
+        str | None,
+        typer.Option(
+            "--board",
+            metavar="NAME",
+            help="Name of a board; local: this machine.",
+            autocompletion=options.complete_board,
+        ),
+    ] = None
+    board_type: Annotated[
+        str | None,
+        typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards."),
+    ] = None
+    boards: Annotated[
+        int | None, typer.Option("--boards", metavar="N", help="Largest number of boards of the type.")
+    ] = None
+    cpu_freqs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cpu-freqs", metavar="all|600,921.6MHz", help="CPU clocks, or CLUSTER=LIST; repeatable. Default: all."
+        ),
+    ] = None
+    cores: Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")] = ""
+    gpu_freqs: Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")] = ""
+    mem_freqs: Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")] = ""
+    power_modes: Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")] = ""
+    variants: Annotated[
+        str,
+        typer.Option(
+            "--variants",
+            metavar="compiled|untuned|tuned,…",
+            help="Code to sweep. compiled: what `farm model compile` makes now; untuned: TVM's own; tuned: compiled, "
+            "refused without a record.",
+        ),
+    ] = "compiled"
+    batch: Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")] = "1"
     shape: options.Shapes = None
     deadline: Deadline = ""
     max_power: MaxPower = ""
     objective: Aim = ""
     device: options.Device = "cpu"
-    exhaustive: Exhaustive = False
-    budget_points: BudgetPoints = None
-    repeat: Repeat = 1
-    window: MeasuredFor = "5s"
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False
+    budget_points: Annotated[
+        int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
+    ] = None
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")] = 1
+    window: Annotated[
+        str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
+    ] = "5s"
 
     def require_board(self) -> None:
         """Raise UsageError without a board to sweep on."""
@@ -136,7 +122,7 @@ class Asked:
 def run(
     model: options.Model,
     asked: Asked,
-    ambient: Ambient = "",
+    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Out = None,
 ) -> output.Document:
@@ -216,7 +202,7 @@ def list_sweeps() -> output.Document:
 def show(sweep: Sweep) -> output.Document:
     """Show what a sweep measured, and its pick."""
     with options.open_store_to_show() as store:
-        document = _make_document(store, sweep)
+        document = export_document.make_document(store, sweep)
     yield document
     sweep_table.print_sweep(document)
 
@@ -249,7 +235,7 @@ def pick(
         if measure:
             runner.resume_sweep(sweep, settings, store, output.note, goal)
 
-        document = _make_document(store, sweep, goal)
+        document = export_document.make_document(store, sweep, goal)
         chosen = export_document.find_series(document, variant, batch)
     picks = [
         {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")} for each in chosen
@@ -264,21 +250,13 @@ def pick(
     sweep_table.print_picks(document, chosen)
 
 
-def _make_document(store: Store, sweep: int, goal: values.Goal | None = None) -> dict[str, Any]:
-    return export_document.make_document(store, sweep, goal)
-
-
 def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
     """Yield a sweep that has just ended; it failed where it was voided, or has no pick."""
-    document = _make_document(store, sweep)
+    document = export_document.make_document(store, sweep)
     if out is not None:
-        document["report"] = _write_report(document, out)
+        document["report"] = sweep_page.write_sweep_report(document, out)
     yield output.Failed(document, export_document.find_failure(document))
     sweep_table.print_sweep(document)
-
-
-def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:
-    return dict(sweep_page.write_sweep_report(document, out))
 
 
 def _read_ambient(text: str) -> float | None:

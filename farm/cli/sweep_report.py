@@ -22,12 +22,12 @@ from farm.sweep.export import compare as comparing
 from farm.sweep.export import document as export_document
 from farm.sweep.export import nvpmodel
 
-_Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
+Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
 
 @output.command
 def report(
-    sweep: _Sweep,
+    sweep: Sweep,
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
     ] = None,
@@ -41,7 +41,7 @@ def report(
 
 @output.command
 def export(
-    sweep: _Sweep,
+    sweep: Sweep,
     form: Annotated[
         exporting.ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
     ],

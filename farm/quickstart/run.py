@@ -32,7 +32,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.jobs import JobProcess, take_compiled
-from farm.report import bench_charts, campaign_charts, campaign_rows, charts, drawing, quickstart_page
+from farm.report import bench_page, campaign_charts, campaign_rows, charts, drawing, quickstart_page
 from farm.report.quickstart_page import LABELS
 from farm.report.sweep_page import write_sweep_report
 from farm.settings import Settings
@@ -430,7 +430,7 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     simulated = board["simulated"]
     planned = [
         campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated),
-        bench_charts.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
+        bench_page.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
     ]
     if len(tuned.history) >= 2:
         trials = sum(int(task["counted"]) for task in tuned.tasks)

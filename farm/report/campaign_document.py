@@ -80,7 +80,7 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
         "trials": _count_statuses(totals),
         "boards": _list_boards(totals),
         "winners": list_winners(campaign, _fetch_records(store, campaign)),
-        "curves": make_curves(campaign.order, store.totals.fetch_course(campaign.id)),
+        "curves": draw_curves(campaign.order, list_gains(store.totals.fetch_course(campaign.id))),
         "events": [{"at": row.at, "kind": row.kind, "message": row.message} for row in store.events.fetch(name)],
     }
 
@@ -167,15 +167,6 @@ class _Curve:
             self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
 
 
-def make_curves(order: campaigns.Order, course: Iterable[CountedTrial]) -> list[dict[str, Any]]:
-    """The latency of every model over the campaign's counted trials, from the one on from which all is known.
-
-    `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
-    those of one inference, by workload; `best_s` is the best good trial of each that has one.
-    """
-    return draw_curves(order, list_gains(course))
-
-
 def list_gains(course: Iterable[CountedTrial]) -> Iterator[Gain]:
     """Return the trials of a series that were better than all before them."""
     best: dict[TaskId, float] = {}
@@ -187,13 +178,21 @@ def list_gains(course: Iterable[CountedTrial]) -> Iterator[Gain]:
 
 
 def draw_curves(order: campaigns.Order, gains: Iterable[Gain]) -> list[dict[str, Any]]:
-    """Do as `make_curves`, from the gains alone."""
+    """The latency of every model over the campaign's counted trials, from the one on from which all is known.
+
+    `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
+    those of one inference, by workload; `best_s` is the best good trial of each that has one.
+    """
     curves = [
         _Curve(model.name, kind.board_type, point, calls)
         for kind in order.types
         for point in kind.points
         for model in order.models
-        if (calls := find_calls(kind.workloads, model.name))
+        if (
+            calls := {
+                w.hash: float(w.calls[w.models.index(model.name)]) for w in kind.workloads if model.name in w.models
+            }
+        )
     ]
     by_task: dict[TaskId, list[_Curve]] = {}
     for curve in curves:
@@ -207,11 +206,6 @@ def draw_curves(order: campaigns.Order, gains: Iterable[Gain]) -> list[dict[str,
         | {"calls": dict(each.calls), "best_s": dict(each.best_s), "steps": _thin(each.steps)}
         for each in curves
     ]
-
-
-def find_calls(workloads: Iterable[campaigns.WorkloadOrder], model: str) -> dict[str, float]:
-    """Return how often one inference of a model calls each workload, by hash."""
-    return {each.hash: float(each.calls[each.models.index(model)]) for each in workloads if model in each.models}
 
 
 def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:

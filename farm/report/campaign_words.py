@@ -36,12 +36,8 @@ _SAID = {
 _SUMMED = "warm_start"
 
 
-def tell(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """Return time (s since the epoch) and text of each event; the oldest first."""
-    return list(_tell(events))
-
-
-def _tell(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
+def tell(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
+    """Yield time (s since the epoch) and text of each event; the oldest first."""
     begun = [each for each in events if each["kind"] == _SUMMED]
     for each in events:
         if each["kind"] == _SUMMED:
@@ -365,7 +361,7 @@ def _order(document: Document) -> Iterator[PageTable | Listing]:
 
 
 def _events(document: Document) -> Iterator[Listing]:
-    told = tell(document["events"])
+    told = list(tell(document["events"]))
     entries = [f"{format_minute(at)} {text}" for at, text in told[-_MOST_EVENTS:]]
     if len(told) > len(entries):
         entries.insert(0, f"{len(told) - len(entries)} earlier ones are in report.json")

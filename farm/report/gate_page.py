@@ -12,6 +12,8 @@ from farm.points.values import format_conditions
 from farm.report import pages
 from farm.units import format_bytes
 
+# XML 1.0 allows no control characters.
+_clean = foreign.show_controls
 _MARKS = {"pass": "passed", "fail": "**FAILED**", "undecided": "*undecided*"}
 
 
@@ -118,8 +120,3 @@ def _figure(metric: str, value: float) -> str:
 
 def _escape(text: str) -> str:
     return "".join(f"\\{each}" if each in "\\`*_{}[]<>|#" else each for each in foreign.show_controls(text))
-
-
-def _clean(text: str) -> str:
-    """Remove control characters, which XML 1.0 does not allow."""
-    return foreign.show_controls(text)

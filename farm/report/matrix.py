@@ -107,7 +107,9 @@ def list_columns(cells: Sequence[MatrixCell], costs: Costs) -> tuple[list[str], 
         "log2 gain": [None if each.gain is None else f"{each.gain:+.2f}" for each in cells],
         "Latency (ms)": [say_latency(each.figure) for each in cells],
         "FPS": [f"{each.figure.fps:,.1f}" for each in cells],
-        "Energy (mJ)": [_milli(each.figure.energy_j) for each in cells],
+        "Energy (mJ)": [
+            None if each.figure.energy_j is None else units.format_number(each.figure.energy_j * 1e3) for each in cells
+        ],
         **{
             head: [say_score(name, each.scores[name]) if name in each.scores else None for each in cells]
             for name, head in SCORES.items()
@@ -117,10 +119,6 @@ def list_columns(cells: Sequence[MatrixCell], costs: Costs) -> tuple[list[str], 
     }
     kept = {head: texts for head, texts in columns.items() if any(texts)}
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
-
-
-def _milli(value: float | None) -> str | None:
-    return None if value is None else units.format_number(value * 1e3)
 
 
 def _say(value: float | None, form: str) -> str | None:

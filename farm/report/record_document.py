@@ -201,21 +201,10 @@ def make_document(workload: Workload, records: Iterable[Record], codes: Mapping[
 
 
 def _describe(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "workload": record.workload,
+    own = {name: getattr(record, name) for name in documents.RecordInfo.model_fields if hasattr(record, name)}
+    return own | {
         "name": record.workload_name,
-        "board_type": record.board_type,
-        "operating_point": record.operating_point,
-        "device": record.device,
-        "pipeline": record.pipeline,
-        "candidate": record.candidate,
         "latency_us": record.median_s * 1e6,
-        "energy_j": record.energy_j,
-        "objective": record.objective,
         "gflops": record.flop / record.median_s / 1e9,
-        "max_rel_error": record.max_rel_error,
-        "simulated": record.simulated,
         "virtual_code": (codes.get(record.workload) or None) if record.simulated else None,
-        "verified_at": record.verified_at,
-        "origin": record.origin,
     }

@@ -125,8 +125,8 @@ def _answer(document: Document, series: Series) -> PageAnswer:
     name = sweep_rows.name_series(series, document)
     pick, row = series["pick"], sweep_rows.find_pick(series)
     if not pick or row is None:
-        text = _sentence(series["no_pick"] or "the sweep ended before one was chosen")
-        return PageAnswer("No operating point can be recommended.", text, name)
+        why = str(series["no_pick"] or "the sweep ended before one was chosen").rstrip(".")
+        return PageAnswer("No operating point can be recommended.", f"{why[:1].upper()}{why[1:]}.", name)
     rows = sweep_rows.counted(series)
     time = units.seconds_scale(each["latency_s"]["value"] for each in rows)
     value, interval = time.interval(row["latency_s"])
@@ -139,13 +139,15 @@ def _answer(document: Document, series: Series) -> PageAnswer:
             costs += f", at {units.WATT.text(row['power_w']['value'])}"
     measured = "" if row["measured"] else " as far as is predicted: this point was not measured"
     what = "An inference" if series["batch"] == 1 else f"A batch of {series['batch']}"
-    then = "" if row["key"] == "default" else " then"
+    lead, then = f"Set {format_point(row['key'])}.", " then"
+    if row["key"] == "default":
+        lead, then = "Leave the clocks as they are.", ""
     sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
     several, goal = len(sweep_rows.measured(series)) > 1, document["goal"]
     if several or goal["deadline_s"] or goal["max_power_w"]:
         sentences.append(f"It was picked for {sweep_rows.describe_goal(goal)}.")
     sentences.append(_certainty(pick) if several else "")
-    return PageAnswer(_lead(row["key"]), " ".join(sentence for sentence in sentences if sentence), name)
+    return PageAnswer(lead, " ".join(sentence for sentence in sentences if sentence), name)
 
 
 def _certainty(pick: Mapping[str, Any]) -> str:
@@ -154,10 +156,6 @@ def _certainty(pick: Mapping[str, Any]) -> str:
     if pick.get("close") is not None:
         told += f", that none is better by more than 3 %: {units.format_share(pick['close'])}"
     return told + "."
-
-
-def _lead(key: str) -> str:
-    return "Leave the clocks as they are." if key == "default" else f"Set {format_point(key)}."
 
 
 def _against_fastest(series: Series) -> str:
@@ -171,7 +169,3 @@ def _against_fastest(series: Series) -> str:
     if against["energy"] is not None:
         told += f", for {format_percent(against['energy'], 'more energy', 'less energy', 'the same energy')}"
     return told + "."
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

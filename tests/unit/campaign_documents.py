@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.report.campaign_document import make_curves
+from farm.report.campaign_document import draw_curves, list_gains
 from farm.store.totals import CountedTrial
 from farm.types.campaigns import WorkloadOrder
 from tests.unit.campaign_orders import make_order, make_type
@@ -80,7 +80,7 @@ def make_document(
             for number in (1, 2, 3)
         ],
         "winners": [_make_winner(random_, *task, best, simulated) for task in tasks],
-        "curves": make_curves(order, course),
+        "curves": draw_curves(order, list_gains(course)),
         "events": [{"at": 1_700_000_000.0, "kind": "campaign_submitted", "message": "by ana@desk"}],
     }
 

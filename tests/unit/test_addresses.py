@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from farm.cli import board_trust, first_contact
+from farm.cli import board_remote, first_contact
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError
 from farm.connectivity.ssh_config import copy_without_programs, split_jump
@@ -97,7 +97,7 @@ def test_host_keys_are_confirmed_and_forgotten_where_they_are_pinned(home: pathl
     known_hosts = KnownHosts(home / "known_hosts")
     known_hosts.add("nano-01.lan", 2022, key)
     with Store(home / "farm.db") as store:
-        board_trust._forget(store, known_hosts, "n1", board)
+        board_remote._forget(store, known_hosts, "n1", board)
     assert not known_hosts.find("nano-01.lan", 2022)
     with pytest.raises(UnknownHostKeyError) as caught:
         first_contact._require_confirmed(["n1"], to_ssh_address(board), key, (), None)

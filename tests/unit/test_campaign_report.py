@@ -40,7 +40,7 @@ def test_a_models_latency_starts_when_all_is_known() -> None:
         CountedTrial("t", workload, "p", median_s)
         for workload, median_s in [("a", 5.0), ("b", None), ("a", 3.0), ("b", 2.0), ("a", 4.0), ("b", 1.0)]
     ]
-    m, n = campaign_document.make_curves(order, course)
+    m, n = campaign_document.draw_curves(order, campaign_document.list_gains(course))
     assert (m["model"], m["steps"]) == ("m", [[4, 14.0], [6, 10.0]])
     assert (n["model"], n["steps"]) == ("n", [[1, 5.0], [3, 3.0]])
     assert m["calls"] == {"a": 2.0, "b": 4.0}

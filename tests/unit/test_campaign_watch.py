@@ -166,12 +166,12 @@ def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> Non
 )
 def test_limits_as_they_are_typed(given: dict[str, str], changes: Any) -> None:
     """Options name a limit's new value or `none`; what cannot be is refused by the option's name."""
-    values = [given.get(key) for key in ("trials", "wall_clock", "board_hours", "per_workload")]
+    limits = campaign_options.Limits(**given)
     if isinstance(changes, dict):
-        assert campaign_options.read_budget(*values) == changes
+        assert limits.read() == changes
     else:
         with pytest.raises(UsageError) as caught:
-            campaign_options.read_budget(*values)
+            limits.read()
         assert changes in str(caught.value)
 
 

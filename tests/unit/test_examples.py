@@ -13,7 +13,7 @@ import pytest
 import typer.main
 import yaml
 
-from farm.cli import examples, main
+from farm.cli import main
 from farm.gate import read_conditions
 
 WORKFLOW = pathlib.Path(__file__).parents[2] / "deploy" / "ci" / "gate.yml"
@@ -31,15 +31,15 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 def commands() -> dict[str, Any]:
     """All of the farm's commands, as they are run."""
     whole = typer.main.get_command(main.make_app())
-    examples.complete(whole)
+    main.complete(whole)
     return dict(walk(whole))
 
 
 def test_every_command_has_an_example_that_it_takes(commands: dict[str, Any]) -> None:
     """None is without, none is of a command that is gone, and each is understood by its command."""
-    assert commands.keys() == examples.EXAMPLES.keys()
+    assert commands.keys() == main.EXAMPLES.keys()
     for path, command in commands.items():
-        example = examples.EXAMPLES[path]
+        example = main.EXAMPLES[path]
         words = shlex.split(example)
         assert words[: len(path.split())] == path.split()
         context = command.make_context(path, words[len(path.split()) :])
@@ -67,8 +67,8 @@ def test_former_names_of_options_are_taken_and_not_shown(commands: dict[str, Any
     """Scripts of earlier versions go on; help names the one that there is now."""
     needed = {"board add": ["x"], "bundle build": [], "model compile": ["m", "--out", "o"]}
     needed["sweep export"] = ["1", "--as", "sh"]
-    assert needed.keys() == examples.FORMER.keys()
-    for path, former in examples.FORMER.items():
+    assert needed.keys() == main.FORMER.keys()
+    for path, former in main.FORMER.items():
         command = commands[path]
         for before, now in former.items():
             context = command.make_context(path, [*needed[path], f"--{before}", "word"])

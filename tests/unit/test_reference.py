@@ -9,7 +9,7 @@ import types
 import pytest
 
 from device_agent.protocol import Status
-from farm.cli import examples
+from farm.cli import main
 from tests import release_scripts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,10 +38,10 @@ def test_tables_have_every_command_and_status(reference: types.ModuleType) -> No
     statuses is empty, but for those of `ok`.
     """
     rows, options = reference.list_commands(), reference.list_options()
-    for words in examples.EXAMPLES:
+    for words in main.EXAMPLES:
         assert f"| `farm {words}` |" in rows
         assert f"## farm {words}\n" in options
-    assert options.count("```sh\n") == len(examples.EXAMPLES)
+    assert options.count("```sh\n") == len(main.EXAMPLES)
     rows = [row.split(" | ") for row in reference.list_statuses().splitlines()[2:]]
     assert len(rows) == len(Status)
     assert all(all(cell.strip("| ") for cell in row) for row in rows if "`ok`" not in row[0])

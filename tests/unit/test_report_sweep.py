@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from farm import units
-from farm.report import drawing, sweep_answer, sweep_charts, sweep_csv, sweep_page
+from farm.report import drawing, sweep_answer, sweep_charts, sweep_page
 from farm.sweep import rows as sweep_rows
 from tests.unit import sweep_documents
 
@@ -318,7 +318,7 @@ def test_answers_begin_with_what_is_shipped() -> None:
 
 def read_csv(document: dict[str, Any]) -> list[dict[str, str]]:
     """The CSV that stands beside the page."""
-    return list(csv.DictReader(io.StringIO(sweep_csv.write_csv(document))))
+    return list(csv.DictReader(io.StringIO(sweep_page.write_csv(document))))
 
 
 def test_csv_keeps_what_the_visits_alone_say() -> None:
@@ -328,7 +328,7 @@ def test_csv_keeps_what_the_visits_alone_say() -> None:
     row["visits_alone"] = {
         "latency_s": sweep_documents.estimate(0.0125), "power_w": None, "energy_j": sweep_documents.estimate(0.05)
     }  # fmt: skip
-    lines = list(csv.DictReader(io.StringIO(sweep_csv.write_csv(document))))
+    lines = list(csv.DictReader(io.StringIO(sweep_page.write_csv(document))))
     told = [line for line in lines if line["visits_latency_s"]]
     assert len(told) == 1
     assert float(told[0]["visits_latency_s"]) == 0.0125
