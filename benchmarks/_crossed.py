@@ -16,13 +16,12 @@ import numpy as np
 
 from farm import settings
 from farm.search import tvm_env
-from farm.search.candidates import Candidate
 from farm.search.cores import core_of
 from farm.search.families import rule
 from farm.search.tuners.campaign_search import CampaignSearch
 from farm.search.tuners.correction import Correction, Lesson, Plans
 from farm.search.tuners.schedule_space import FamilySketch
-from farm.search.tuners.tasks import SearchTask, derive_traits
+from farm.search.tuners.tasks import Candidate, SearchTask, derive_traits
 from farm.values import Workload
 
 WITHIN = 1.05

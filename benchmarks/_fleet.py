@@ -19,7 +19,7 @@ from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
 from farm.errors import InternalError
-from farm.search.candidates import Candidate
+from farm.search.tuners.tasks import Candidate
 from farm.values import DEFAULT_POINT
 
 

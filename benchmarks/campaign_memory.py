@@ -192,7 +192,7 @@ class Searches:
 
     def ask(self, request: int, task: Any, count: int) -> None:
         from farm.campaign.engine.searches import SearchAnswer
-        from farm.search.candidates import Candidate
+        from farm.search.tuners.tasks import Candidate
 
         made = []
         for _ in range(count):

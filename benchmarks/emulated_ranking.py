@@ -32,10 +32,11 @@ from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
-from farm.search import candidates, gpus, tvm_env
+from farm.search import gpus, tvm_env
 from farm.search.build import builder
 from farm.search.families import rule
 from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tuners.tasks import Candidate as SearchCandidate
 from farm.search.tuners.warm_start import spearman
 from farm.values import Workload
 
@@ -155,7 +156,7 @@ class Prices:
         self.emulate_s: list[float] = []
         self._emulator, self._hz = emulator, hz
 
-    def fetch(self, candidate: candidates.Candidate) -> float:
+    def fetch(self, candidate: SearchCandidate) -> float:
         """Seconds; builds and runs it where it is new."""
         if candidate.hash in self.known:
             return self.known[candidate.hash]

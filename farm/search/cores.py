@@ -107,27 +107,14 @@ def _name_machine(target: Mapping[str, Any]) -> str:
 
 def _make_core(kind: CoreType, threads: int) -> Core:
     sharing, pipeline = min(threads, kind.l2_cores), kind.pipeline
-    return Core(
-        name=kind.name,
-        threads=threads,
-        freq_hz=kind.freq_hz,
-        vector_bits=kind.vector_bits,
-        vector_registers=kind.vector_registers,
-        datapath_bits=kind.datapath_bits,
-        fma_pipes=kind.fma_pipes,
-        fma_latency=kind.fma_latency,
-        load_pipes=kind.load_pipes,
-        lane_fma=kind.lane_fma,
-        issue_width=kind.issue_width,
-        l1_bytes=kind.l1_bytes,
-        l2_bytes=kind.l2_bytes // sharing,
-        l3_bytes=kind.l3_bytes,
-        l2_bytes_per_cycle=kind.l2_bytes_per_cycle,
-        far_bytes_per_cycle=kind.far_bytes_per_cycle,
-        memory_bytes_per_s=kind.memory_bytes_per_s,
-        region_s=kind.region_s,
-        held_bytes=(kind.l2_held_bytes or kind.l2_bytes) // sharing,
-        l2_wait=kind.l2_wait,
-        line_wait=0.0 if pipeline is None else pipeline.wait_cycles * (1 + pipeline.crowding * (threads - 1)),
-        window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
-    )
+    # Most figures are one core's own.
+    known = {each.name: getattr(kind, each.name) for each in dataclasses.fields(Core) if hasattr(kind, each.name)}
+    known |= {
+        "threads": threads,
+        "l2_bytes": kind.l2_bytes // sharing,
+        "held_bytes": (kind.l2_held_bytes or kind.l2_bytes) // sharing,
+    }
+    if pipeline is not None:
+        known["line_wait"] = pipeline.wait_cycles * (1 + pipeline.crowding * (threads - 1))
+        known["window"] = _IN_ORDER if pipeline.in_order else float(pipeline.window)
+    return Core(**known)

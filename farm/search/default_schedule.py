@@ -14,7 +14,7 @@ import tvm
 from farm.search import gpus, traces
 from farm.search.families import rule
 from farm.search.families.family import Plan
-from farm.search.graph.pipelines import PIPELINES
+from farm.search.graph.pipelines import is_canonical
 from farm.search.target import make_target
 from farm.search.tvm_env import ms
 from farm.values import Workload
@@ -64,20 +64,15 @@ def predict_seconds(workload: Workload) -> float | None:
 
     Schedules nothing: it is the best plan's time, even if TVM refuses that plan (`find_default`).
     """
-    if not _is_canonical(workload):
+    if not is_canonical(workload.pipeline):
         return None
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
     return None if outlook is None else outlook.plans()[0][0].seconds
 
 
-def _is_canonical(workload: Workload) -> bool:
-    pipeline = PIPELINES.get(workload.pipeline)
-    return pipeline is not None and pipeline.canonical
-
-
 def describe_default(workload: Workload) -> str:
     """Describe which family serves an untuned workload, and which ones TVM refused."""
-    if not _is_canonical(workload):
+    if not is_canonical(workload.pipeline):
         return "none"
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = find_default(workload, entry, make_target(workload.target))

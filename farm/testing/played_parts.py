@@ -30,7 +30,7 @@ from farm.campaign.engine import engine, process, ray_calls, ray_compilers, ray_
 from farm.crew import held_board, leased_board, site
 from farm.search.build.build_cache import compiler_versions
 from farm.search.build.build_pool import BuildResult
-from farm.search.candidates import Candidate
+from farm.search.tuners.tasks import Candidate
 from farm.store import database, leases, sqlite
 from farm.testing import world
 from farm.testing.world import EPOCH_S, HOST, PlayedHost, World

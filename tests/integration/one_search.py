@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from farm.search.candidates import Candidate
 from farm.search.tuners.campaign_search import CampaignSearch
-from farm.search.tuners.tasks import SearchTask, derive_traits
+from farm.search.tuners.tasks import Candidate, SearchTask, derive_traits
 from farm.values import Workload
 
 

@@ -16,13 +16,12 @@ import tvm_ffi
 
 from farm.errors import UsageError
 from farm.search import tvm_env, workloads
-from farm.search.candidates import Candidate
 from farm.search.families import rule
 from farm.search.tuners import schedule_space, strategies
 from farm.search.tuners.campaign_search import CampaignSearch
 from farm.search.tuners.cost_model import Features, measure_vectors
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.tasks import ForeignTrial, SearchTask, derive_traits
+from farm.search.tuners.tasks import Candidate, ForeignTrial, SearchTask, derive_traits
 from farm.values import Workload
 
 tvm = tvm_env.load()

@@ -23,8 +23,8 @@ from farm.models import source
 from farm.search import target, tvm_env, workloads
 from farm.search.build import builder
 from farm.search.build.build_pool import BuildResult
-from farm.search.candidates import Candidate
 from farm.search.graph import importer, pipeline, pipelines
+from farm.search.tuners.tasks import Candidate
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store

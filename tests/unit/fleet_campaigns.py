@@ -12,7 +12,7 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task, to_campaign
-from farm.search.candidates import Candidate
+from farm.search.tuners.tasks import Candidate
 from farm.types.campaigns import WorkloadOrder
 from tests.unit.campaign_orders import SEARCH, make_order, make_type
 

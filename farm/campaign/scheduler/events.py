@@ -17,7 +17,7 @@ from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
-    from farm.search.candidates import Candidate
+    from farm.search.tuners.tasks import Candidate
 
 # The order in which work is dropped when a budget shrinks: the cheapest first.
 _GIVEN_BACK = (TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD)

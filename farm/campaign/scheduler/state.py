@@ -16,7 +16,7 @@ from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
     from device_agent.protocol import Outcome
-    from farm.search.candidates import Candidate
+    from farm.search.tuners.tasks import Candidate
 
 
 class Worker(Protocol):

@@ -13,8 +13,16 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from farm.search.families.expressions import list_statements, read_value, replace, walk
-from farm.search.families.facts import size_of
+from farm.search.families.expressions import (
+    find_whole,
+    list_shared,
+    list_statements,
+    read_value,
+    replace,
+    rewrite,
+    walk,
+)
+from farm.search.families.facts import is_small
 
 # Unroll factors in order of preference, and the most FMAs in an unrolled body.
 _STEPS, _MOST = (4, 3, 2), 128
@@ -27,22 +35,11 @@ def unroll_reductions(function: Any, tile_bytes: int) -> Any:
 
     Accumulators are in local buffers of up to `tile_bytes`.
     """
-    own: list[Any] = []
-
-    def note(node: Any) -> Any:
-        if all(isinstance(extent, tirx.IntImm) for extent in node.buffer.shape) and size_of(node.buffer) <= tile_bytes:
-            own.append(node.buffer)
-        return node
-
-    def share(node: Any) -> Any:
-        # An alias of another buffer; TVM lets several tiles reuse one allocation.
-        whole = next(iter(getattr(node.data, "args", None) or ()), None)
-        if any(each.same_as(whole) for each in own):
-            own.append(node.buffer)
-        return node
-
-    tvm_ffi.structural_map(function.body, [(tirx.AllocBuffer, note)])
-    tvm_ffi.structural_map(function.body, [(tirx.DeclBuffer, share)])
+    statements, shared = list(walk(function.body)), list_shared(function.body)
+    own = {
+        each.buffer for each in statements if isinstance(each, tirx.AllocBuffer) and is_small(each.buffer, tile_bytes)
+    }
+    own |= {alias for alias in shared if find_whole(alias, shared) in own}
 
     def unroll(loop: Any) -> Any:
         body = list_statements(loop.body)
@@ -59,13 +56,12 @@ def unroll_reductions(function: Any, tile_bytes: int) -> Any:
             loop.thread_binding, loop.annotations,
         )  # fmt: skip
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.For, unroll)])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return rewrite(function, (tirx.For, unroll))
 
 
-def _adds_up(store: Any, own: list[Any]) -> bool:
+def _adds_up(store: Any, own: set[Any]) -> bool:
     """Say whether a statement adds to an accumulator."""
-    if not isinstance(store.value, tirx.Add) or not any(store.buffer.same_as(each) for each in own):
+    if not isinstance(store.value, tirx.Add) or store.buffer not in own:
         return False
     return any(
         isinstance(side, TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b)
@@ -91,21 +87,11 @@ _TYPE = "float32"
 
 def init_with_bias(function: Any) -> Any:
     """Initialise accumulators with the bias in a lowered function."""
-    statements = list(walk(function.body))
+    statements, shared = list(walk(function.body)), list_shared(function.body)
     written = {each.buffer for each in statements if isinstance(each, tirx.BufferStore)}
     own = {each.buffer for each in statements if isinstance(each, tirx.AllocBuffer)}
-    shared = [each.data for each in statements if isinstance(each, tirx.DeclBuffer)]
-    own -= {each for each in own if any(data.same_as(each.data) or each in _list_arguments(data) for data in shared)}
-
-    def change(sequence: Any) -> Any:
-        return _change(sequence, own, written)
-
-    body = tvm_ffi.structural_map(function.body, [(tirx.SeqStmt, change)])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
-
-
-def _list_arguments(expression: Any) -> list[Any]:
-    return list(getattr(expression, "args", None) or ())
+    own -= {find_whole(alias, shared) for alias in shared}
+    return rewrite(function, (tirx.SeqStmt, lambda sequence: _change(sequence, own, written)))
 
 
 @dataclasses.dataclass
@@ -219,8 +205,4 @@ def _spell(load: Any, names: dict[Any, Any]) -> Any:
 
 def _leave_out(value: Any, addition: Any) -> Any:
     """Remove the addition from an expression."""
-
-    def change(node: Any) -> Any:
-        return node.a if node.same_as(addition) else node
-
-    return tvm_ffi.structural_map(value, [(tirx.Add, change)])
+    return tvm_ffi.structural_map(value, [(tirx.Add, lambda node: node.a if node.same_as(addition) else node)])

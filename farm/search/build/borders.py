@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -26,10 +26,7 @@ _MOST_CORNERS = 16
 
 def peel_borders(function: Any) -> Any:
     """Remove the bounds checks of interior tiles from a lowered function."""
-    body = _Splitter().visit(function.body)
-    if body.same_as(function.body):
-        return function
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return expressions.with_body(function, _Splitter().visit(function.body))
 
 
 class _Splitter:
@@ -51,10 +48,10 @@ class _Splitter:
         return self._visit_loop(statement) if isinstance(statement, tirx.For) else statement
 
     def _visit_loop(self, loop: Any) -> Any:
-        if not isinstance(loop.extent, tirx.IntImm) or _is_sum(loop) or not _find_choices(loop.body):
+        if not isinstance(loop.extent, tirx.IntImm) or _is_sum(loop) or not _has_conditions(loop.body):
             return loop
         self._bind(loop.loop_var, int(loop.min), int(loop.extent))
-        if any(not _is_sum(each) and _find_choices(each.body) for each in _list_loops(loop.body)):
+        if any(not _is_sum(each) and _has_conditions(each.body) for each in _list_loops(loop.body)):
             body = self.visit(loop.body)
             return loop if body.same_as(loop.body) else _with_body(loop, body)
         return self._split(loop) or loop
@@ -72,7 +69,7 @@ class _Splitter:
         for each in sums:
             self._bind(each.loop_var, int(each.min), int(each.extent))
         serial, extent = int(loop.kind) == 0, int(loop.extent)
-        found = _list_conditions(loop.body)
+        found = list(_list_conditions(loop.body))
         inside = [c for c in found if serial and expressions.mentions(c, loop.loop_var)]
         outside = [c for c in found if not any(c.same_as(each) for each in inside)]
         needed = self._reduce(outside, sums)
@@ -90,7 +87,7 @@ class _Splitter:
             rest = _join([self._copy(loop, span, []) for span in spans])
         except _UnknownError:
             return None
-        return _choose(needed, quick, rest)
+        return tirx.IfThenElse(_join_conditions(needed), quick, rest)
 
     def _split_body(self, loop: Any, needed: Sequence[Any], assumed: Sequence[Any]) -> Any | None:
         """Duplicate the body of a parallel loop: one copy for steps where `assumed` holds, one for the others."""
@@ -105,7 +102,7 @@ class _Splitter:
             quick = _Copy(self._analyzer, assumed, values).copy(rest)
         except _UnknownError:
             return None
-        return _with_body(loop, _join([*kept, _choose(needed, quick, rest)]))
+        return _with_body(loop, _join([*kept, tirx.IfThenElse(_join_conditions(needed), quick, rest)]))
 
     def _copy(self, loop: Any, span: tuple[int, int], assumed: Sequence[Any]) -> Any:
         """Copy the steps in `span` with fresh variables, under the conditions `assumed`."""
@@ -227,37 +224,26 @@ class _Copy:
         return False if self._analyzer.can_prove(tirx.Not(placed)) else None
 
 
-def _list_conditions(body: Any) -> list[Any]:
-    """List all comparisons that the choices in a statement depend on, with names expanded."""
+def _list_conditions(body: Any) -> Iterator[Any]:
+    """Yield all comparisons that the choices in a statement depend on, with names expanded."""
     names: dict[Any, Any] = {}
-    found = []
     for each in expressions.walk(body):
         if isinstance(each, tirx.Bind):
             names[each.var] = expressions.replace(each.value, names)
         for choice in _list_choices(each):
-            found += [expressions.replace(part, names) for part in _list_parts(choice.args[0]) if _is_comparison(part)]
-    return found
+            for part in _list_parts(choice.args[0]):
+                if _is_comparison(part):
+                    yield expressions.replace(part, names)
 
 
-def _find_choices(body: Any) -> bool:
-    return any(
-        _is_comparison(part)
-        for s in expressions.walk(body)
-        for c in _list_choices(s)
-        for part in _list_parts(c.args[0])
-    )
+def _has_conditions(body: Any) -> bool:
+    return any(True for _ in _list_conditions(body))
 
 
 def _list_choices(statement: Any) -> list[Any]:
     """List the choices in a statement's own expressions."""
     value = getattr(statement, "value", None)
-    found, left = [], [] if value is None else [value]
-    while left:
-        part = left.pop()
-        if _is_choice(part):
-            found.append(part)
-        left += expressions.parts(part)
-    return found
+    return [] if value is None else [part for part in expressions.list_inside(value) if _is_choice(part)]
 
 
 def _is_choice(part: Any) -> bool:
@@ -301,10 +287,6 @@ def _is_sum(loop: Any) -> bool:
 
 def _list_loops(statement: Any) -> list[Any]:
     return [each for each in expressions.walk(statement) if isinstance(each, tirx.For)]
-
-
-def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
-    return tirx.IfThenElse(_join_conditions(needed), quick, rest)
 
 
 def _join_conditions(conditions: Sequence[Any]) -> Any:

@@ -167,11 +167,7 @@ def _compute_reference() -> npt.NDArray[Any]:
 
 @functools.cache
 def _read_versions() -> dict[str, str]:
-    found = {}
-    for name in ("apache-tvm", "apache-tvm-ffi", "ziglang"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {name: importlib.metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi", "ziglang")}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.s_tir.pipeline import default_s_tir_pipeline
@@ -24,7 +23,8 @@ from farm.gpu.code import Made, make_code
 from farm.search import gpus
 from farm.search.build import accumulators, borders, prefetch, rows
 from farm.search.cores import find_core
-from farm.search.families.facts import size_of
+from farm.search.families.expressions import rewrite, walk
+from farm.search.families.facts import is_small
 
 # TVM's code generator calls this hook with the source of all kernels and stores the result (codegen_cuda.cc).
 _HOOK = "tvm_callback_cuda_postproc"
@@ -86,8 +86,7 @@ def use_minmax_intrinsics(function: Any) -> Any:
         name = "llvm.maximum" if isinstance(node, tirx.Max) else "llvm.minimum"
         return tirx.call_llvm_pure_intrin(dtype, name, node.a, node.b)
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.Max, change), (tirx.Min, change)])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return rewrite(function, (tirx.Max, change), (tirx.Min, change))
 
 
 def keep_nan(function: Any) -> Any:
@@ -99,8 +98,7 @@ def keep_nan(function: Any) -> Any:
     def change(node: Any) -> Any:
         return type(node)(node.b, node.a) if _is_constant(node.b) else node
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.Max, change), (tirx.Min, change)])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return rewrite(function, (tirx.Max, change), (tirx.Min, change))
 
 
 def _is_constant(value: Any) -> bool:
@@ -143,8 +141,8 @@ def _make() -> tuple[Any, Any, Any]:
                 if core is not None:
                     function = rows.use_vectors(function, core.lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
-                    for change in (use_minmax_intrinsics, accumulators.init_with_bias, borders.peel_borders):
-                        function = change(function)
+                    function = accumulators.init_with_bias(use_minmax_intrinsics(function))
+                    function = borders.peel_borders(function)
                 else:
                     function = accumulators.unroll_reductions(function, STACK_BYTES)
                 function = prefetch.prefetch_weights(function, target, STACK_BYTES)
@@ -156,29 +154,20 @@ def _make() -> tuple[Any, Any, Any]:
 
 def _has_known_sizes(function: Any) -> bool:
     """Say whether all loop extents and buffer shapes are constants; scalable-vector kernels have others."""
-    sizes: list[Any] = []
-
-    def note_loop(loop: Any) -> Any:
-        sizes.append(loop.extent)
-        return loop
-
-    def note_buffer(node: Any) -> Any:
-        sizes.extend(node.buffer.shape)
-        return node
-
-    visits = [(tirx.For, note_loop), (tirx.AllocBuffer, note_buffer), (tirx.DeclBuffer, note_buffer)]
-    tvm_ffi.structural_map(function.body, visits)
-    return all(isinstance(size, tirx.IntImm) for size in sizes)
+    for each in walk(function.body):
+        buffers = isinstance(each, tirx.AllocBuffer | tirx.DeclBuffer)
+        sizes = each.buffer.shape if buffers else [each.extent] if isinstance(each, tirx.For) else ()
+        if not all(isinstance(size, tirx.IntImm) for size in sizes):
+            return False
+    return True
 
 
 def keep_on_stack(function: Any) -> Any:
     """Put all buffers of up to `STACK_BYTES` on the stack, where LLVM promotes them to registers."""
 
     def keep(node: Any) -> Any:
-        known = all(isinstance(extent, tirx.IntImm) for extent in node.buffer.shape)
-        if not known or size_of(node.buffer) > STACK_BYTES:
+        if not is_small(node.buffer, STACK_BYTES):
             return node
         return tirx.AllocBuffer(node.buffer, {**(node.annotations or {}), _ON_STACK: tirx.IntImm("bool", 1)})
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.AllocBuffer, keep)])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return rewrite(function, (tirx.AllocBuffer, keep))

@@ -25,20 +25,17 @@ _CALLS = frozenset(f"tirx.{name}" for name in ("reinterpret", "floor", "sqrt", "
 
 def use_vectors(function: Any, lanes: int) -> Any:
     """Vectorise the innermost loops over rows of a lowered function by `lanes` elements."""
-    shared = {each.buffer: each.data for each in expressions.walk(function.body) if isinstance(each, tirx.DeclBuffer)}
-    changed = []
+    shared = expressions.list_shared(function.body)
 
     def change(loop: Any) -> Any:
         row = _read(loop, shared)
         if row is None or row.elements < lanes:
             return loop
-        changed.append(loop)
         return _compute(row, lanes) if row.kind is None else _reduce(row, row.kind, lanes)
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.For, change)])
-    if not changed:
+    done = expressions.rewrite(function, (tirx.For, change))
+    if done.body.same_as(function.body):
         return function
-    done = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
     return tirx.transform.VectorizeLoop(True)(tvm.IRModule({"main": done}))["main"]
 
 
@@ -85,18 +82,12 @@ def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
     loads, calls = expressions.read_value(value)[0], expressions.list_calls(value)
     if kind is None and (moves != {1} or not calls):
         return None
-    whole = _find_whole(store.buffer, shared)
-    if any(_find_whole(each.source, shared).same_as(whole) or str(each.ty.dtype) != _TYPE for each in loads):
+    whole = expressions.find_whole(store.buffer, shared)
+    if any(expressions.find_whole(each.source, shared).same_as(whole) or str(each.ty.dtype) != _TYPE for each in loads):
         return None
     if not calls <= _CALLS or not {1} <= _list_moves(loads, loop.loop_var) <= {0, 1}:
         return None
     return _Row(loop, store.buffer, list(place.indices), kind, value)
-
-
-def _find_whole(buffer: Any, shared: Mapping[Any, Any]) -> Any:
-    """Return the buffer whose memory contains `buffer`, or itself."""
-    whole = next(iter(getattr(shared.get(buffer), "args", None) or ()), None)
-    return _find_whole(whole, shared) if hasattr(whole, "shape") else buffer
 
 
 def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:

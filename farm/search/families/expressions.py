@@ -1,9 +1,9 @@
-"""Read-only queries on TVM's expressions and statements, and substitution of variables."""
+"""Queries on TVM's expressions and statements, substitution of variables, and functions with a rewritten body."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -31,17 +31,18 @@ def holds(expression: Any, *kinds: type) -> bool:
 
 def read_value(value: Any) -> tuple[list[Any], list[Any]]:
     """Return all buffer loads in an expression, and all comparisons, including those in indices."""
-    inside = list(_list_inside(value))
+    inside = list(list_inside(value))
     loads = [each for each in inside if isinstance(each, TensorLoad)]
     return loads, [each for each in inside if isinstance(each, (tirx.LT, tirx.LE, tirx.GT, tirx.GE))]
 
 
 def list_calls(value: Any) -> set[str]:
     """Return the names of the functions that an expression calls, including those in indices; choices are calls."""
-    return {each.op.name for each in _list_inside(value) if isinstance(each, Call)}
+    return {each.op.name for each in list_inside(value) if isinstance(each, Call)}
 
 
-def _list_inside(value: Any) -> Iterator[Any]:
+def list_inside(value: Any) -> Iterator[Any]:
+    """Yield an expression and all parts of it."""
     left = [value]
     while left:
         part = left.pop()
@@ -111,3 +112,27 @@ def replace(expression: Any, names: Mapping[Any, Any]) -> Any:
     if not names:
         return expression
     return tvm_ffi.structural_map(expression, [(tirx.Var, lambda variable: names.get(variable, variable))])
+
+
+def rewrite(function: Any, *visits: tuple[type, Callable[[Any], Any]]) -> Any:
+    """Map the nodes of a TIR function's body by their kind."""
+    return with_body(function, tvm_ffi.structural_map(function.body, list(visits)))
+
+
+def with_body(function: Any, body: Any, params: Sequence[Any] | None = None) -> Any:
+    """Return a TIR function with another body, and with other parameters where given."""
+    return tirx.PrimFunc(function.params if params is None else params, body, function.ret_type, function.attrs)
+
+
+def find_whole(buffer: Any, shared: Mapping[Any, Any]) -> Any:
+    """Return the buffer whose memory contains `buffer`, or itself: TVM lets several tiles reuse one allocation.
+
+    `shared` are the aliases of a lowered function (`list_shared`).
+    """
+    whole = next(iter(getattr(shared.get(buffer), "args", None) or ()), None)
+    return find_whole(whole, shared) if hasattr(whole, "shape") else buffer
+
+
+def list_shared(body: Any) -> dict[Any, Any]:
+    """Return the data of each alias of another buffer in a lowered function's body."""
+    return {each.buffer: each.data for each in walk(body) if isinstance(each, tirx.DeclBuffer)}

@@ -110,18 +110,19 @@ def read_contraction(schedule: Any, names: list[str] | None = None) -> Contracti
 
     `names` are the blocks considered, by default all.
     """
-    names = list_blocks(schedule) if names is None else names
-    if not names or len(set(names)) < len(names):
-        return None
-    blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
-    mains = [name for name in names if any(is_sum(v) for v in blocks[name].iter_vars)]
+    blocks = read_blocks(schedule, names)
+    mains = [name for name, block in blocks.items() if has_sums(block)]
     if len(mains) != 1:
         return None
-    main = mains[0]
+    (main,), names = mains, list(blocks)
     before, after = names[: names.index(main)], names[names.index(main) + 1 :]
-    if len(before) > 1 or any(_has_sums(blocks[name]) for name in (*before, *after)):
-        return None
-    return _read(schedule, blocks, main, before[0] if before else None, tuple(after))
+    return None if len(before) > 1 else _read(schedule, blocks, main, before[0] if before else None, tuple(after))
+
+
+def read_blocks(schedule: Any, names: list[str] | None = None) -> dict[str, Any]:
+    """Return blocks by name in order, by default all; none where two have one name."""
+    names = list_blocks(schedule) if names is None else names
+    return {name: schedule.get(schedule.get_sblock(name)) for name in names} if len(set(names)) == len(names) else {}
 
 
 def is_sum(variable: Any) -> bool:
@@ -129,7 +130,8 @@ def is_sum(variable: Any) -> bool:
     return int(variable.iter_type) == 2
 
 
-def _has_sums(block: Any) -> bool:
+def has_sums(block: Any) -> bool:
+    """Say whether a block reduces."""
     return any(is_sum(v) for v in block.iter_vars)
 
 
@@ -268,6 +270,11 @@ def size_of(buffer: Any) -> int:
     return math.prod(int(d) for d in buffer.shape) * bytes_of(buffer.dtype)
 
 
+def is_small(buffer: Any, most_bytes: int) -> bool:
+    """Say whether a buffer is known to have at most `most_bytes`."""
+    return all(isinstance(extent, tirx.IntImm) for extent in buffer.shape) and size_of(buffer) <= most_bytes
+
+
 def is_moved(schedule: Any, name: str) -> bool:
     """Say whether a block only moves elements: a transpose, or a pad of width zero."""
     return isinstance(getattr(schedule.get(schedule.get_sblock(name)).body, "value", None), TensorLoad)
@@ -292,12 +299,16 @@ def is_cut(schedule: Any, name: str) -> bool:
     return math.prod(int(v.dom.extent) for v in block.iter_vars) < math.prod(int(d) for d in value.source.shape)
 
 
-def is_plain(schedule: Any, name: str) -> bool:
-    """Say whether a block stores one element per step of its own loops, in order, without a reduction."""
+def writes_once(schedule: Any, name: str) -> bool:
+    """Say whether a block stores one element per step of its own loops, without a reduction."""
     block = schedule.get(schedule.get_sblock(name))
-    if not isinstance(block.body, tirx.BufferStore) or any(is_sum(v) for v in block.iter_vars):
+    count = len(schedule.get_loops(schedule.get_sblock(name)))
+    return isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == count and not has_sums(block)
+
+
+def is_plain(schedule: Any, name: str) -> bool:
+    """Say whether a block writes once, in the order of its loops."""
+    block = schedule.get(schedule.get_sblock(name))
+    if not writes_once(schedule, name) or len(block.body.indices) != len(block.iter_vars):
         return False
-    indices, variables = list(block.body.indices), [v.var for v in block.iter_vars]
-    return len(indices) == len(variables) == len(schedule.get_loops(schedule.get_sblock(name))) and all(
-        index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
-    )
+    return all(index.same_as(v.var) for index, v in zip(block.body.indices, block.iter_vars, strict=True))

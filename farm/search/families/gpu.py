@@ -111,18 +111,15 @@ class GpuNorms:
             for index in range(len(schedule.get(block).writes)):
                 schedule.set_scope(block, index, scope)
             schedule.compute_at(block, at, preserve_unit_loops=True)
-            variables = schedule.get(block).iter_vars
-            own = schedule.get_loops(block)[-len(variables) :]
-            summed = [loop for loop, v in zip(own, variables, strict=True) if reading.is_sum(v)]
+            rows, summed = loops.own_loops(schedule, block)
             if summed:
-                rows = [loop for loop, v in zip(own, variables, strict=True) if not reading.is_sum(v)]
                 schedule.reorder(*rows, *summed)
                 schedule.bind(schedule.fuse(*rows), of_rows)
                 _, share = schedule.split(schedule.fuse(*summed), [None, plan["shares"]])
                 schedule.bind(share, of_shares)
                 continue
             outer, inner = (plan["beside"], plan["shares"]) if facts.rows else (plan["shares"], plan["beside"])
-            _, high, low = schedule.split(schedule.fuse(*own), [None, outer, inner])
+            _, high, low = schedule.split(schedule.fuse(*rows), [None, outer, inner])
             schedule.bind(high, "threadIdx.y")
             schedule.bind(low, "threadIdx.x")
 
@@ -236,11 +233,7 @@ class GpuFlat:
         if facts.main:
             main = schedule.get_sblock(facts.main)
             schedule.compute_at(main, thread, preserve_unit_loops=True)
-            depth = len(schedule.get(main).iter_vars)
-            own = schedule.get_loops(main)[-depth:]
-            kinds = [reading.is_sum(v) for v in schedule.get(main).iter_vars]
-            sums = [loop for loop, is_sum in zip(own, kinds, strict=True) if is_sum]
-            rest = [loop for loop, is_sum in zip(own, kinds, strict=True) if not is_sum]
+            rest, sums = loops.own_loops(schedule, main)
             schedule.reorder(*sums, *rest)
             if plan["each"] > 1:
                 schedule.vectorize(rest[-1])
@@ -251,8 +244,7 @@ class GpuFlat:
                 # Each element of the padded data is loaded once, then taken from a register.
                 schedule.set_scope(schedule.get_sblock(held), 0, "local")
                 schedule.compute_at(schedule.get_sblock(held), thread, preserve_unit_loops=True)
-                block = schedule.get_sblock(held)
-                loaded = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+                loaded, _ = loops.own_loops(schedule, schedule.get_sblock(held))
                 unrolled += loaded[:-1]
                 if plan["each"] > 1:
                     schedule.vectorize(loaded[-1])
@@ -315,10 +307,7 @@ class GpuSums:
         main = schedule.get_sblock(facts.main)
         schedule.compute_at(main, block, preserve_unit_loops=True)
         schedule.bind(beside, "threadIdx.x")
-        variables = schedule.get(main).iter_vars
-        own = schedule.get_loops(main)[-len(variables) :]
-        sums = [loop for loop, v in zip(own, variables, strict=True) if reading.is_sum(v)]
-        rest = [loop for loop, v in zip(own, variables, strict=True) if not reading.is_sum(v)]
+        rest, sums = loops.own_loops(schedule, main)
         schedule.reorder(*rest, *sums)
         schedule.bind(schedule.fuse(*rest), "threadIdx.x")
         _, share = schedule.split(schedule.fuse(*sums), [None, plan["shares"]])
@@ -347,16 +336,11 @@ def _prepare(schedule: Any, facts: Map, scope: str, held: str | None = None) -> 
 
 def read_map(schedule: Any) -> Map | None:
     """Read the function as a map, or return None."""
-    names = reading.list_blocks(schedule)
-    if not names or len(set(names)) < len(names):
+    blocks = reading.read_blocks(schedule)
+    names, mains = list(blocks), [name for name, block in blocks.items() if reading.has_sums(block)]
+    if not names or len(mains) > 1 or not (names[-1] in mains or reading.writes_once(schedule, names[-1])):
         return None
-    blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
-    mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
-    last = blocks[names[-1]]
-    if len(mains) > 1 or not (names[-1] in mains or gpu_cost.writes_once(schedule, names[-1])):
-        return None
-
-    main = mains[0] if mains else None
+    last, main = blocks[names[-1]], mains[0] if mains else None
     body = blocks[main or names[-1]].body
     if not isinstance(body, tirx.BufferStore) or not last.iter_vars:
         return None

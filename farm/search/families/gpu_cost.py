@@ -7,10 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import tirx
-
 from device_agent.protocol import START_S, WARP, Processor
-from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import TargetGpu
 
@@ -93,14 +90,6 @@ def count_fetched(asked_bytes: float, size_bytes: float, cache_bytes: int) -> fl
     """Count the bytes of an argument that come from memory: once, and again for what the cache has evicted."""
     once = min(asked_bytes, size_bytes)
     return once + (asked_bytes - once) * max(0.0, 1 - cache_bytes / max(size_bytes, 1.0))
-
-
-def writes_once(schedule: Any, name: str) -> bool:
-    """Say whether a block stores one element per step of its own loops, without a reduction."""
-    block = schedule.get(schedule.get_sblock(name))
-    loops = len(schedule.get_loops(schedule.get_sblock(name)))
-    plain = isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == loops
-    return plain and not any(reading.is_sum(v) for v in block.iter_vars)
 
 
 def is_whole(threads: int, extents: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from tvm.tirx import IndexMap
 
 from farm.search.cores import Core
 from farm.search.families import expressions
-from farm.search.families.facts import Contraction
+from farm.search.families.facts import Contraction, is_sum
 from farm.search.families.family import Plan, Prediction
 
 # Innermost loops shorter than this are not split among threads.
@@ -89,17 +89,30 @@ def join_pixels_written(schedule: Any, main: Any, result: Any) -> None:
     """
     *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
 
-    def join(*indices: Any) -> tuple[Any, Any]:
-        *pixels, channel = indices
-        joined = pixels[0]
-        for index, extent in zip(pixels[1:], extents[1:], strict=True):
-            joined = joined * extent + index
-        return joined, channel
-
     if len(extents) > 1:
-        mapping = IndexMap.from_func(join, ndim=len(extents) + 1, index_dtype="int64")
+        mapping = index_map(lambda *at: (flat_index(at[:-1], extents), at[-1]), len(extents) + 1)
         schedule.transform_layout(main, ("write", 0), mapping)
         schedule.transform_block_layout(result, mapping)
+
+
+def own_loops(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
+    """Return the innermost loops of a block, one for each of its variables: those of results, those of the sum."""
+    variables = schedule.get(block).iter_vars
+    own = list(zip(schedule.get_loops(block)[-len(variables) :], map(is_sum, variables), strict=True))
+    return [loop for loop, sums in own if not sums], [loop for loop, sums in own if sums]
+
+
+def flat_index(indices: Sequence[Any], extents: Sequence[int]) -> Any:
+    """Return the index in one loop of the steps of several loops."""
+    joined = indices[0]
+    for index, extent in zip(indices[1:], extents[1:], strict=True):
+        joined = joined * extent + index
+    return joined
+
+
+def index_map(mapping: Any, count: int) -> Any:
+    """Make a mapping of `count` indices; TVM cannot count those of a variadic function."""
+    return IndexMap.from_func(mapping, ndim=count, index_dtype="int64")
 
 
 def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:

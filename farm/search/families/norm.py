@@ -114,10 +114,7 @@ class Norms:
 def _vectorise_beside(schedule: Any, name: str, lanes: int) -> None:
     """Vectorise the neighbouring rows that a block computes at a loop."""
     block = schedule.get_sblock(name)
-    variables = schedule.get(block).iter_vars
-    own = schedule.get_loops(block)[1:]
-    sums = [loop for loop, v in zip(own, variables, strict=True) if reading.is_sum(v)]
-    spatial = [loop for loop, v in zip(own, variables, strict=True) if not reading.is_sum(v)]
+    spatial, sums = loops.own_loops(schedule, block)
     lane = next((loop for loop in reversed(spatial) if int(schedule.get(loop).extent) == lanes), None)
     if lane is None:
         return
@@ -138,7 +135,7 @@ def read_norm(schedule: Any) -> Norm | None:
     if folded:
         names = names[:-1]
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
-    summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
+    summing = [name for name in names if reading.has_sums(blocks[name])]
     # Winograd's tiles overlap in what they read: no row stands alone, and all at once is slow.
     if not summing or winograd.is_marked(blocks.values()):
         return None

@@ -205,15 +205,14 @@ def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
 
 
 def _read(schedule: Any) -> Reduction | None:
-    names = reading.list_blocks(schedule)
-    if len(set(names)) < len(names):
-        return None
-    blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
-    mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
+    blocks = reading.read_blocks(schedule)
+    names, mains = list(blocks), [name for name, block in blocks.items() if reading.has_sums(block)]
     # TVM needs half a second to print Winograd's transforms once they are all inlined.
-    if winograd.is_marked(blocks.values()):
-        return None
-    if len(mains) != 1 or not isinstance(blocks[mains[0]].body, tirx.BufferStore):
+    if (
+        winograd.is_marked(blocks.values())
+        or len(mains) != 1
+        or not isinstance(blocks[mains[0]].body, tirx.BufferStore)
+    ):
         return None
     main = mains[0]
     before, after = names[: names.index(main)], names[names.index(main) + 1 :]

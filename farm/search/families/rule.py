@@ -18,8 +18,7 @@ from farm.search.families.depthwise import Depthwise
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import MARK, Family, Plan, Prediction, Unit
 from farm.search.families.gpu import GpuFlat, GpuNorms, GpuSums
-from farm.search.families.gpu_tiles import GpuTiles
-from farm.search.families.gpu_winograd import GpuWinograd
+from farm.search.families.gpu_tiles import GpuTiles, GpuWinograd
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.winograd import Winograd

@@ -1,4 +1,7 @@
-"""Powers, products, slopes and extremes of all types and ranks, where TVM 0.27's are wrong or lack a form."""
+"""Element-wise operators, norms, reductions and Fourier transforms of ONNX, where TVM 0.27's are wrong or lack a form.
+
+Wrong are mostly the edges: NaN, infinities, wide shifts, zero norms, and means that cancel.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,29 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
 
+Floats = npt.NDArray[np.float64]
+
 # The sum has 24 terms; six rows have 720.
 _LARGEST_DET = 4
 # Types that TVM's TopK takes.
 _SORTED = frozenset({"float16", "float32", "float64", "int8", "int32", "int64", "uint8"})
+# A matrix of 64 MiB in float32: real signals of 2,896 elements, both sides.
+_MOST_ELEMENTS = 1 << 24
 
 
 def _dtype(value: Any) -> str:
     return str(value.ty.dtype.dtype)
+
+
+def _is_float(value: Any) -> bool:
+    return "float" in _dtype(value)
 
 
 def _convert_pow(inputs: Any, _: dict[str, Any]) -> Any | None:
@@ -168,13 +180,205 @@ def _convert_top_k(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.Tuple([relax.op.astype(values, dtype), found[1]])
 
 
+def _convert_extremum(name: str, inputs: Any, _: dict[str, Any]) -> Any:
+    """Chain maxima or minima, with ONNX's broadcasting; NaN of a computed operand stays.
+
+    TVM compares, and returns the second operand where either is NaN. A constant is a bound as those of Clip, which
+    drop NaN for the speed of fused kernels.
+    """
+
+    def choose(first: Any, second: Any) -> Any:
+        chosen = bindings.bind(getattr(relax.op, name)(first, second))
+        if not _is_float(first) or isinstance(first, GenericConst) or isinstance(second, GenericConst):
+            return chosen
+        return bindings.bind(relax.op.where(relax.op.isnan(first), first, chosen))
+
+    # A constant comes first: what TVM chooses between it and NaN is NaN.
+    return functools.reduce(choose, sorted(inputs, key=_is_scalar_or_computed))
+
+
+def _is_scalar_or_computed(value: Any) -> bool:
+    return not isinstance(value, GenericConst) or value.value.numpy().size == 1
+
+
+def _convert_mod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Mod of floats with the divisor's sign, also by infinity; None where TVM's converter is right."""
+    numbers, divisors = inputs[0], inputs[1]
+    if attributes.get("fmod") or not _is_float(numbers):
+        return None
+    rest = bindings.bind(relax.op.mod(numbers, divisors))
+    zero = relax.const(0.0, numbers.ty.dtype)
+    differ = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisors, zero))
+    moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differ)
+    return relax.op.where(moves, relax.op.add(rest, divisors), rest)
+
+
+def _convert_bit_shift(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert BitShift: by a negative amount, or by all bits or more, only the sign is left."""
+    numbers, amounts = inputs[0], inputs[1]
+    dtype = str(numbers.ty.dtype)
+    bits = np.iinfo(dtype).bits
+    last, zero = relax.const(bits - 1, dtype), relax.const(0, dtype)
+    outside = bindings.bind(relax.op.logical_or(relax.op.less(amounts, zero), relax.op.greater(amounts, last)))
+    inside = relax.op.where(outside, last, amounts)
+    if attributes["direction"] == b"RIGHT":
+        shifted = relax.op.right_shift(numbers, inside)
+        return shifted if dtype.startswith("int") else relax.op.where(outside, zero, shifted)
+    return relax.op.where(outside, zero, relax.op.left_shift(numbers, inside))
+
+
+def _convert_mean_variance_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert MeanVarianceNormalization by differences from the mean, which a large offset does not cancel."""
+    apart, variance = _centre(inputs[0], list(attributes.get("axes", (0, 2, 3))))
+    return relax.op.divide(apart, relax.op.add(relax.op.sqrt(variance), relax.const(1e-9, apart.ty.dtype)))
+
+
+def _centre(data: Any, axes: list[int]) -> tuple[Any, Any]:
+    """Return the differences from the mean over axes, and the variance."""
+    apart = data
+    for _ in range(2):  # the second removes the rounding error of the first mean
+        apart = bindings.bind(relax.op.subtract(apart, relax.op.mean(apart, axes, keepdims=True)))
+    return apart, bindings.bind(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
+
+
+def _convert_group_normalization(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert GroupNormalization by differences from the mean: TVM's variance cancels where the mean is large.
+
+    None for other types than float32 and shapes that TVM's converter refuses. Scales are one for each group before
+    opset 21, and one for each channel since. InstanceNormalization has a group for each channel.
+    """
+    data, scale, bias = inputs[0], inputs[1], inputs[2]
+    shape = [int(each) for each in data.ty.shape]
+    groups = int(attributes.get("num_groups", shape[1]))
+    if str(data.ty.dtype) != "float32" or groups <= 0 or shape[1] % groups:
+        return None
+    apart, variance = _centre(bindings.bind(relax.op.reshape(data, (shape[0], groups, -1))), [2])
+    epsilon = relax.const(attributes.get("epsilon", 1e-5), "float32")
+    normal = bindings.bind(relax.op.multiply(apart, relax.op.rsqrt(relax.op.add(variance, epsilon))))
+    count = int(scale.ty.shape[0])
+    factors, offsets = (relax.op.reshape(each, (1, count, 1)) for each in (scale, bias))
+    split = relax.op.reshape(normal, (shape[0], count, -1))
+    return relax.op.reshape(relax.op.add(relax.op.multiply(split, factors), offsets), tuple(shape))
+
+
+def _convert_sign(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert Sign of floats; NaN stays NaN. None for integers."""
+    data = inputs[0]
+    return relax.op.where(relax.op.isnan(data), data, relax.op.sign(data)) if _is_float(data) else None
+
+
+def _convert_thresholded_relu(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert ThresholdedRelu by a choice: TVM multiplies infinities by zero."""
+    data, dtype = inputs[0], inputs[0].ty.dtype
+    above = relax.op.greater(data, relax.const(float(attributes.get("alpha", 1.0)), dtype))
+    return relax.op.where(above, data, relax.const(0.0, dtype))
+
+
+def _convert_lp_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert LpNormalization; zeros stay zeros."""
+    data, axis = inputs[0], [int(attributes.get("axis", -1))]
+    if int(attributes.get("p", 2)) == 1:
+        norm = relax.op.sum(relax.op.abs(data), axis, keepdims=True)
+    else:
+        norm = relax.op.sqrt(relax.op.sum(relax.op.multiply(data, data), axis, keepdims=True))
+    norm = bindings.bind(norm)
+    zero, one = (relax.const(number, data.ty.dtype) for number in (0.0, 1.0))
+    return relax.op.divide(data, relax.op.where(relax.op.equal(norm, zero), one, norm))
+
+
+def make_matrix(size: int, parts: int, length: int, inverse: bool, onesided: bool) -> Floats:
+    """Return the matrix [used * parts, results * result parts] of a transform of `length`.
+
+    `used` is at most `size`; the rest of the axis is not read. Parts are the real one, or it and the imaginary one,
+    which alternate in rows and columns. One-sided inverse results are real.
+    """
+    half = length // 2 + 1
+    used = min(size, half if inverse and onesided else length)
+    results = half if onesided and not inverse else length
+    if 2 * parts * used * results > _MOST_ELEMENTS:
+        raise NotImplementedError(f"a transform of length {length} is too long")
+    # Whole turns are left out in integers, where they cost no precision.
+    angles = np.outer(np.arange(used), np.arange(results)) % length * (2 * np.pi / length)
+    cosines, sines = np.cos(angles), np.sin(angles) * (1 if inverse else -1)
+    if inverse and onesided:  # each element also stands for its conjugate, but for the first and a middle one
+        twice = np.where((np.arange(used) * 2 % length == 0), 1, 2)[:, None]
+        cosines, sines = cosines * twice, sines * twice
+    whole = np.array([[cosines, sines], [-sines, cosines]]) / (length if inverse else 1)
+    whole = whole[:parts, : 1 if inverse and onesided else 2]
+    return whole.transpose(2, 0, 3, 1).reshape(used * parts, -1)
+
+
+def _convert_dft(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert DFT: its axis is an attribute before opset 20, an input since."""
+    data, rank = inputs[0], len(inputs[0].ty.shape)
+    inverse, onesided = bool(attributes.get("inverse")), bool(attributes.get("onesided"))
+    axis = _number(inputs[2], -2) if attributes["opset"] >= 20 else int(attributes.get("axis", 1))
+    axis %= rank
+    shape = bindings.static_shape(data.ty) or ()
+    default = 2 * (shape[axis] - 1) if inverse and onesided else shape[axis]
+    matrix = make_matrix(shape[axis], shape[-1], _number(inputs[1], default), inverse, onesided)
+    order = [*(at for at in range(rank - 1) if at != axis), axis, rank - 1]
+    moved = relax.op.permute_dims(
+        bindings.bind(relax.op.strided_slice(data, [axis], [0], [len(matrix) // shape[-1]])), order
+    )
+    found = _multiply(bindings.bind(moved), matrix, 1 if inverse and onesided else 2)
+    return relax.op.permute_dims(found, [order.index(at) for at in range(rank)])
+
+
+def _convert_stft(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert STFT: gather frames, then transform each; a constant window is part of the matrix."""
+    data, window = inputs[0], inputs[2]
+    _, size, parts = bindings.static_shape(data.ty) or ()
+    step = _number(inputs[1], 1)
+    length = _number(inputs[3], size if window is None else int(window.ty.shape[0]))
+    matrix = make_matrix(length, parts, length, False, bool(attributes.get("onesided", 1)))
+    starts = np.arange((size - length) // step + 1) * step
+    frames = bindings.bind(relax.op.take(data, relax.const(starts[:, None] + np.arange(length)), 1, mode="clip"))
+    if isinstance(window, GenericConst):
+        matrix *= np.repeat(window.value.numpy().astype("float64"), parts)[:, None]
+    elif window is not None:
+        frames = bindings.bind(relax.op.multiply(frames, relax.op.reshape(window, (length, 1))))
+    return _multiply(frames, matrix, 2)
+
+
+def _multiply(data: Any, matrix: Floats, parts: int) -> Any:
+    """Multiply the last two dimensions, flattened, by the matrix; split the result into `parts`."""
+    *outer, size, given = bindings.static_shape(data.ty) or ()
+    dtype = str(data.ty.dtype)
+    wide = dtype if dtype == "float64" else "float32"
+    rows = bindings.bind(relax.op.astype(relax.op.reshape(data, (*outer, size * given)), wide))
+    product = bindings.bind(relax.op.matmul(rows, relax.const(matrix, wide)))
+    return bindings.bind(relax.op.astype(relax.op.reshape(product, (*outer, matrix.shape[1] // parts, parts)), dtype))
+
+
+def _number(value: Any, default: int) -> int:
+    """Return a constant input's number, the default where there is no input."""
+    if value is None:
+        return default
+    if not isinstance(value, GenericConst):
+        raise NotImplementedError("computed lengths, steps and axes are not supported")
+    return int(value.value.numpy().item())
+
+
 CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
+    "BitShift": _convert_bit_shift,
     "CumProd": _convert_cum_prod,
+    "DFT": _convert_dft,
     "Det": _convert_det,
     "Elu": _convert_elu,
+    "GroupNormalization": _convert_group_normalization,
+    "InstanceNormalization": _convert_group_normalization,
+    "LpNormalization": _convert_lp_normalization,
+    "Max": functools.partial(_convert_extremum, "maximum"),
+    "MeanVarianceNormalization": _convert_mean_variance_normalization,
+    "Min": functools.partial(_convert_extremum, "minimum"),
+    "Mod": _convert_mod,
     "Pow": _convert_pow,
     "PRelu": _convert_prelu,
     "ReduceMax": functools.partial(_convert_extreme, "max"),
     "ReduceMin": functools.partial(_convert_extreme, "min"),
+    "STFT": _convert_stft,
+    "Sign": _convert_sign,
+    "ThresholdedRelu": _convert_thresholded_relu,
     "TopK": _convert_top_k,
 }

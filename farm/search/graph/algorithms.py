@@ -17,9 +17,9 @@ from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts, rule
 from farm.search.families.family import Unit
-from farm.search.families.gpu_winograd import GpuWinograd
+from farm.search.families.gpu_tiles import GpuWinograd
 from farm.search.graph import canonical, channel_padding, dots
-from farm.search.graph.winograd import KERNEL, Choose, Make, Padding, Shape, count_tiles, make_function, make_joined
+from farm.search.graph.winograd import KERNEL, Choose, Make, Padding, Shape, count_tiles, make_function
 
 # F(2, 3) rounds better than a direct convolution, see the docstring of `winograd`.
 EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
@@ -60,10 +60,10 @@ def make_for(unit: Unit) -> Make:
     @functools.cache
     def make(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> Any:
         count = shape[0] * math.prod(count_tiles(shape, padding, m))
-        function = make_joined(shape, channels, padding, m, dtype, count)
+        function = make_function(shape, channels, padding, m, dtype, count)
         found = GpuWinograd().read(tvm.s_tir.Schedule(function))
         wanted = channel_padding.choose_pixels(found.products, unit) if found is not None else count
-        return function if wanted == count else make_joined(shape, channels, padding, m, dtype, wanted)
+        return function if wanted == count else make_function(shape, channels, padding, m, dtype, wanted)
 
     return make
 

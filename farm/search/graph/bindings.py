@@ -14,49 +14,40 @@ import onnx
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
-from tvm.ir import Range
+from tvm.ir import GenericConst, Range
 from tvm.ir.expr import TensorLoad, TensorRegion
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
-@functools.cache
 def fold_shapes() -> Any:
     """Make a Relax pass that evaluates transposes and reshapes of constants; FoldConstant does the rest."""
-    operators = {
-        tvm.ir.Op.get("relax.permute_dims"): _permuted,
-        tvm.ir.Op.get("relax.reshape"): _reshaped,
-        tvm.ir.Op.get("relax.expand_dims"): _expanded,
-    }
 
-    @mutator
-    class ConstantFolder(PyExprMutator):
-        def visit_call_(self, call: Any) -> Any:
-            call = self.visit_expr_post_order(call)
-            evaluate = operators.get(call.op) if isinstance(call.op, tvm.ir.Op) else None
-            if evaluate is None:
-                return call
-            data = call.args[0]
-            if isinstance(data, relax.Var):
-                data = self.lookup_binding(data)
-            if not isinstance(data, tvm.ir.GenericConst):
-                return call
-            result = evaluate(data.value.numpy(), call)
-            return call if result is None else relax.const(np.asarray(result, order="C"), data.ty.dtype)
+    def fold(_: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        values: dict[Any, Any] = {}
+        others: dict[Any, Sequence[Any]] = {}
+        for binding in list_bindings(function):
+            value = binding.value
+            data = value.args[0] if isinstance(value, relax.Call) and value.args else None
+            data = values.get(data, data)
+            if isinstance(data, GenericConst) and (array := _rearrange(data, value)) is not None:
+                value = relax.const(np.asarray(array, order="C"), data.ty.dtype)
+                others[binding.var] = [relax.VarBinding(binding.var, value)]
+            values[binding.var] = value
+        return others
 
-    return mutating_pass(ConstantFolder, "FoldConstantShapes")
+    return rewriting_pass(fold, "FoldConstantShapes")
 
 
-def mutating_pass(make: Callable[[Any], Any], name: str) -> Any:
-    """Make a module pass of a mutator, which `make` makes of a module, over Relax functions."""
-
-    def run(module: Any, _: Any) -> Any:
-        mutating = make(module)
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                mutating.builder_.update_func(variable, mutating.visit_expr(function))
-        return mutating.builder_.get()
-
-    return tvm.transform.module_pass(run, opt_level=0, name=name)
+def _rearrange(data: Any, call: Any) -> npt.NDArray[Any] | None:
+    """Return a constant as a transpose or a reshape makes it; None for another operator or an unknown shape."""
+    array = data.value.numpy()
+    if is_call(call, "relax.permute_dims"):
+        axes = call.attrs.axes
+        return np.transpose(array, None if axes is None else [int(axis) for axis in axes])
+    if is_call(call, "relax.expand_dims"):
+        return np.expand_dims(array, tuple(int(axis) for axis in call.attrs.axis))
+    shape = static_shape(call.ty) if is_call(call, "relax.reshape") else None
+    return None if shape is None else array.reshape(shape)
 
 
 @functools.cache
@@ -85,22 +76,6 @@ def allocate_empty() -> Any:
 def is_empty(type_: Any) -> bool:
     """Say whether a type is of tensors without elements."""
     return 0 in (static_shape(type_) or ())
-
-
-def _permuted(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
-    axes = call.attrs.axes
-    return np.transpose(array, None if axes is None else [int(axis) for axis in axes])
-
-
-def _reshaped(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any] | None:
-    shape = call.args[1]
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, tirx.IntImm) for d in shape.values):
-        return None
-    return array.reshape([int(dimension) for dimension in shape.values])
-
-
-def _expanded(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
-    return np.expand_dims(array, tuple(int(axis) for axis in call.attrs.axis))
 
 
 def fold_batch_norm(graph: onnx.GraphProto) -> None:
@@ -238,21 +213,29 @@ def bind_before(binding: Any, name: str, value: Any, type_: Any) -> Any:
 
 def count_uses(function: Any) -> Mapping[Any, int]:
     """Count the reads of each variable of a function, including its result."""
-    counts: dict[Any, int] = collections.Counter()
+    read = [*(binding.value for binding in list_bindings(function)), function.body.body]
+    return collections.Counter(variable for each in read for variable in list_variables(each))
 
-    def count(expression: Any) -> None:
-        if isinstance(expression, relax.Var):
-            counts[expression] += 1
 
-    for binding in list_bindings(function):
-        relax.analysis.post_order_visit(binding.value, count)
-    relax.analysis.post_order_visit(function.body.body, count)
-    return counts
+def list_variables(expression: Any) -> list[Any]:
+    """List the variables in an expression."""
+    found: list[Any] = []
+    relax.analysis.post_order_visit(expression, found.append)
+    return [each for each in found if isinstance(each, relax.Var)]
 
 
 def is_call(value: Any, operator: str) -> bool:
     """Say whether an expression calls the Relax operator of this name."""
     return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator
+
+
+def is_nhwc(attributes: Any) -> bool:
+    """Say whether a convolution has NHWC data and results, HWIO weights and one group."""
+    return (
+        str(attributes.data_layout) == str(attributes.out_layout) == "NHWC"
+        and str(attributes.kernel_layout) == "HWIO"
+        and int(attributes.groups) == 1
+    )
 
 
 def called_function(module: Any, value: Any) -> Any | None:

@@ -14,9 +14,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range
 from tvm.ir.expr import TensorLoad, TensorRegion
-from tvm.tirx import IndexMap
 
-from farm.search.families import expressions, facts
+from farm.search.families import expressions, facts, loops
 from farm.search.families.facts import Contraction
 from farm.search.graph import bindings
 
@@ -35,13 +34,13 @@ def repeat(
     Accesses at a step become those at `place(step)`, except to buffers in `wider`: there each step accesses the
     replacement at its own index. `zero` is one of these buffers and a predicate of the steps that store zeros in it.
     """
-    loops = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[axis]).loop_var for name in names]
+    own = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[axis]).loop_var for name in names]
 
     def find_wider(buffer: Any, default: Any = None) -> Any:
         return next((new for old, new in wider.items() if old.same_as(buffer)), default)
 
     def extend(loop: Any) -> Any:
-        if not any(loop.loop_var.same_as(each) for each in loops):
+        if not any(loop.loop_var.same_as(each) for each in own):
             return loop
         return tirx.For(loop.loop_var, loop.min, tirx.IntImm(loop.extent.ty.dtype, extent), loop.kind, loop.body)
 
@@ -121,9 +120,7 @@ def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
             continue
         if changed:
             result = schedule.mod["main"]
-            for key, value in (function.attrs or {}).items():
-                result = result.with_attr(key, value)
-            function = result
+            function = result.with_attrs(function.attrs) if function.attrs else result
     return function
 
 
@@ -151,23 +148,18 @@ def join_pixels(schedule: Any, found: Contraction) -> None:
     for name in found.between:
         schedule.compute_inline(schedule.get_sblock(name))
     extents = [axis.extent for axis in found.pixels]
-
-    def join(pixels: tuple[Any, ...]) -> Any:
-        joined = pixels[0]
-        for index, extent in zip(pixels[1:], extents[1:], strict=True):
-            joined = joined * extent + index
-        return joined
-
     count, sums = len(extents), [axis.at for axis in found.sums if axis.extent > 1] or [found.sums[-1].at]
     main = schedule.get_sblock(found.main)
     if found.last != found.main:
         last = schedule.get_sblock(found.last)
-        schedule.transform_layout(main, ("write", 0), index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
-        schedule.transform_block_layout(last, index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
-    loops = count + 1 + len(found.sums)
-    schedule.transform_block_layout(
-        main, index_map(lambda *i: (join(i[:count]), i[count], *(i[at] for at in sums)), loops)
+        mapping = loops.index_map(lambda *i: (loops.flat_index(i[:count], extents), i[count]), count + 1)
+        schedule.transform_layout(main, ("write", 0), mapping)
+        schedule.transform_block_layout(last, mapping)
+    mapping = loops.index_map(
+        lambda *i: (loops.flat_index(i[:count], extents), i[count], *(i[at] for at in sums)),
+        count + 1 + len(found.sums),
     )
+    schedule.transform_block_layout(main, mapping)
 
 
 def _is_pointwise(found: Contraction) -> bool:
@@ -180,10 +172,5 @@ def is_in_order(found: Contraction) -> bool:
 
     TVM loses a reduction of one step when loops are fused.
     """
-    loops = [axis.at for axis in (*found.pixels, *found.channels)]
-    return loops == list(range(len(found.pixels) + 1)) and found.depth > 1 and not found.batch
-
-
-def index_map(mapping: Any, count: int) -> Any:
-    """Make a mapping of `count` indices; TVM cannot count those of a variadic function."""
-    return IndexMap.from_func(mapping, ndim=count, index_dtype="int64")
+    own = [axis.at for axis in (*found.pixels, *found.channels)]
+    return own == list(range(len(found.pixels) + 1)) and found.depth > 1 and not found.batch

@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 
 from farm.search import gpus
 from farm.search.cores import Core, find_core
-from farm.search.families import facts
+from farm.search.families import expressions, facts
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, Dense, step_cycles
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.family import Family, Unit
@@ -106,9 +106,7 @@ def _try(function: Any, schedule: Any, found: Contraction, wanted: int) -> Any:
     except (RuntimeError, ValueError, TypeError) as error:  # TVM refuses; the function is left unchanged
         _log.debug("pixels are not padded to %d: %s", wanted, error)
         return function
-    for key, value in (function.attrs or {}).items():
-        result = result.with_attr(key, value)
-    return result
+    return result.with_attrs(function.attrs) if function.attrs else result
 
 
 def padded(found: Contraction, core: Core) -> int:
@@ -160,8 +158,7 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     body = repeat(
         schedule, names, 0, wanted, lambda step: tirx.min(step, tirx.IntImm(step.ty.dtype, area - 1)), {sums: wide}
     )
-    function = schedule.mod["main"]
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return expressions.with_body(schedule.mod["main"], body)
 
 
 _LAST = ("NWC", "NHWC", "NDHWC")
@@ -258,12 +255,8 @@ class _Widening:
             if wide is not None:
                 self._wide[binding.var] = wide
             else:
-
-                def need(expression: Any, at: Any = binding, out: list[Any] = out) -> None:
-                    if isinstance(expression, relax.Var):
-                        self._narrow(expression, at, out)
-
-                relax.analysis.post_order_visit(binding.value, need)
+                for variable in bindings.list_variables(binding.value):
+                    self._narrow(variable, binding, out)
                 out.append(binding)
             if wide is not None and not isinstance(binding.var, relax.DataflowVar):
                 self._narrow(binding.var, binding, out)

@@ -19,18 +19,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import (
-    algebra,
-    arithmetic,
-    bindings,
-    microsoft,
-    pooling,
-    quantisation,
-    recurrent,
-    resizing,
-    shaping,
-    spectra,
-)
+from farm.search.graph import algebra, bindings, microsoft, pooling, quantisation, recurrent, resizing, shaping
 
 
 @functools.cache
@@ -95,15 +84,10 @@ def _constant_bound(value: Any, attribute: float | None) -> float | None:
 
 def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
     """Return `min(max(data, low), high)`, without bounds that are NaN or infinite."""
-    if math.isfinite(low):
-        data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
-    if math.isfinite(high):
-        data = relax.op.minimum(data, relax.const(_of_kind(dtype, high), dtype))
+    for bound, operator in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        if math.isfinite(bound):
+            data = operator(data, relax.const(bound if "float" in str(dtype) else int(bound), dtype))
     return data
-
-
-def _of_kind(dtype: Any, number: float) -> float | int:
-    return number if "float" in str(dtype) else int(number)
 
 
 def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
@@ -142,14 +126,13 @@ def _convert_matmul_nbits(inputs: Any, attributes: dict[str, Any]) -> Any:
     return product if inputs[5] is None else relax.op.add(product, inputs[5])
 
 
-def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
-    """Chain a binary operator, with ONNX's broadcasting."""
-    return functools.reduce(getattr(relax.op, name), list(inputs))
+def _convert_sum(inputs: Any, _: dict[str, Any]) -> Any:
+    """Chain additions, with ONNX's broadcasting."""
+    return functools.reduce(relax.op.add, list(inputs))
 
 
 def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
-    total = functools.reduce(relax.op.add, list(inputs))
-    return relax.op.multiply(total, relax.const(1 / len(inputs), inputs[0].ty.dtype))
+    return relax.op.multiply(_convert_sum(inputs, _), relax.const(1 / len(inputs), inputs[0].ty.dtype))
 
 
 def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -225,12 +208,10 @@ def _convert_conv_transpose(inputs: Any, attributes: dict[str, Any]) -> Any | No
 
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "AveragePool": pooling.convert_average_pool,
-    "BitShift": arithmetic.convert_bit_shift,
     "Clip": _convert_clip,
     "Gather": _convert_gather,
     "MatMulInteger": quantisation.convert_matmul_integer,
     "MatMulNBits": _convert_matmul_nbits,
-    **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), arithmetic.convert_group_normalization),
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
@@ -241,26 +222,18 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "DequantizeLinear": quantisation.convert_dequantize_linear,
     recurrent.DYNAMIC: recurrent.convert_dynamic,
     "DynamicQuantizeLinear": quantisation.convert_dynamic_quantize_linear,
-    "LpNormalization": arithmetic.convert_lp_normalization,
     "LpPool": pooling.convert_lp_pool,
-    "Max": functools.partial(arithmetic.convert_extremum, "maximum"),
     "MaxPool": pooling.convert_max_pool,
-    "MeanVarianceNormalization": arithmetic.convert_mean_variance_normalization,
-    "Mod": arithmetic.convert_mod,
     "Mean": _convert_mean,
-    "Min": functools.partial(arithmetic.convert_extremum, "minimum"),
     "QuantizeLinear": quantisation.convert_quantize_linear,
     "QLinearConv": quantisation.convert_qlinear_conv,
     "QLinearMatMul": quantisation.convert_qlinear_matmul,
     "RMSNormalization": _convert_rms_norm,
-    "Sign": arithmetic.convert_sign,
-    "ThresholdedRelu": arithmetic.convert_thresholded_relu,
     "RoiAlign": pooling.convert_roi_align,
     "Resize": resizing.convert_resize,
-    "Sum": functools.partial(_convert_variadic, "add"),
+    "Sum": _convert_sum,
     "Upsample": resizing.convert_upsample,
     **algebra.CONVERTERS,
     **shaping.CONVERTERS,
-    **spectra.CONVERTERS,
     **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},
 }

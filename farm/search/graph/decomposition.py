@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import ir, relax, te, tirx, topi
 from tvm.ir import GenericConst
 
+from farm.search.families import expressions
 from farm.search.graph import bindings, recurrent_code
 
 _TO_NHWC, _TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
@@ -205,9 +206,7 @@ def _approximate_loops() -> Any:
     def run(module: Any, _: Any) -> Any:
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc) and function.attrs and recurrent_code.MARK in function.attrs:
-                body = tvm_ffi.structural_map(function.body, [(ir.Call, replace)])
-                other = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
-                module.update_func(variable, other)
+                module.update_func(variable, expressions.rewrite(function, (ir.Call, replace)))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="ApproximateLoops")

@@ -264,7 +264,7 @@ class _Using:
         return others
 
     def _convolve(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
-        if not bindings.is_call(call, "relax.nn.conv2d") or not _is_eligible(call.attrs):
+        if not bindings.is_call(call, "relax.nn.conv2d") or not bindings.is_nhwc(call.attrs):
             return None
         operands = self._operands(call)
         if operands is None:
@@ -323,11 +323,3 @@ class _Using:
         weights = kernel.value.numpy()
         fits = weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
         return (data, weights) if fits and weights.min(initial=0) >= self._instruction.least else None
-
-
-def _is_eligible(attributes: Any) -> bool:
-    return (
-        str(attributes.data_layout) == str(attributes.out_layout) == "NHWC"
-        and str(attributes.kernel_layout) == "HWIO"
-        and int(attributes.groups) == 1
-    )

@@ -27,7 +27,7 @@ from tvm.target import Target, codegen
 from farm.errors import ModelRefusedError, UsageError
 from farm.search import cores, gpus
 from farm.search.cores import Core
-from farm.search.families import facts
+from farm.search.families import expressions, facts
 from farm.search.families.dense import Dense, Grouped
 from farm.search.graph import algorithms, bindings, folding
 from farm.search.graph.pipelines import BF16_ALL, FLOAT32, FP16, Weights
@@ -212,8 +212,7 @@ def halve_function(function: Any, at: int) -> Any:
     old = function.params[at]
     new = tirx.decl_buffer(list(old.shape), DTYPE, old.name)
     body = bindings.replace_buffer(function.body, old, new, read=lambda load: tirx.Cast(FLOAT32, load))
-    params = [*function.params[:at], new, *function.params[at + 1 :]]
-    return tirx.PrimFunc(params, body, function.ret_type, function.attrs)
+    return expressions.with_body(function, body, [*function.params[:at], new, *function.params[at + 1 :]])
 
 
 def gains(function: Any, halved: Any, at: int, core: Core) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from farm.search.families import expressions
 from farm.search.graph import bindings
 
 # Annotation of a function that joins its arguments along this axis; it is no workload.
@@ -167,7 +168,7 @@ def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -
 
     joint = tirx.decl_buffer([tirx.IntImm("int64", d) for d in shape], result.dtype, result.name)
     body = bindings.replace_buffer(function.body, result, joint, move)
-    new = tirx.PrimFunc([*function.params[:-1], joint], body, function.ret_type, function.attrs)
+    new = expressions.with_body(function, body, [*function.params[:-1], joint])
     return new.with_attr("op_pattern", bindings.OPAQUE)
 
 

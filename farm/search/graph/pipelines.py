@@ -1,4 +1,4 @@
-"""The table of graph pipelines, and the choice of one; `pipeline.py` has their passes. Nothing here loads TVM."""
+"""The table of graph pipelines, and the choice of one; `pipeline.py` has their passes."""
 
 from __future__ import annotations
 
@@ -72,6 +72,11 @@ def require_pipeline(name: str) -> GraphPipeline:
         return PIPELINES[name]
     except KeyError:
         raise UsageError(f"no graph pipeline {name!r}; known: {', '.join(PIPELINES)}") from None
+
+
+def is_canonical(name: str) -> bool:
+    """Say whether a pipeline brings functions to the form of the schedule families; no unknown one does."""
+    return name in PIPELINES and PIPELINES[name].canonical
 
 
 def exact(name: str) -> str:

@@ -60,9 +60,8 @@ class _Sinking:
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
         """Return the replacements of each binding."""
         for binding in bindings.list_bindings(function):
-            relax.analysis.post_order_visit(
-                binding.value, lambda e, b=binding: self._readers.setdefault(e, []).append(b)
-            )
+            for variable in bindings.list_variables(binding.value):
+                self._readers.setdefault(variable, []).append(binding)
         others = {}
         for binding in bindings.list_bindings(function):
             out: list[Any] = []
@@ -91,12 +90,8 @@ class _Sinking:
             for axes in sorted(ways):
                 if self._move_behind(binding, value, axes, out):
                     return
-
-        def need(expression: Any) -> None:
-            if isinstance(expression, relax.Var):
-                self._write(expression, binding, out)
-
-        relax.analysis.post_order_visit(value, need)
+        for variable in bindings.list_variables(value):
+            self._write(variable, binding, out)
         out.append(binding)
 
     def _put_off(self, binding: Any, operand: Any, axes: Axes) -> None:

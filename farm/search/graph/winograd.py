@@ -14,20 +14,19 @@ float64, for normal random data and weights summed in float32 in order:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 from tvm import relax, te, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
 
 # Shape of data [n, h, w, c]; padding as top, left, bottom, right.
-Shape = tuple[int, int, int, int]
-Padding = tuple[int, int, int, int]
+Shape = tuple[int, ...]
+Padding = tuple[int, ...]
 # Returns m for a convolution (data shape, channels, padding, type); 0 to keep it direct.
 Choose = Callable[[Shape, int, Padding, str], int]
 # Makes the function of a convolution (data shape, channels, padding, m, type).
@@ -131,89 +130,66 @@ def _choose(at: Any, values: Sequence[Any]) -> Any:
 
 
 @functools.cache
-def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: str = "float32") -> Any:
+def make_function(
+    shape: Shape, channels: int, padding: Padding, m: int, dtype: str = "float32", joined: int = 0
+) -> Any:
     """Make the convolution as a TIR function of data and transformed weights.
 
-    Tiles beyond the end are computed in full and cut.
+    Tiles beyond the end are computed in full and cut. For a GPU, all tiles are one loop of `joined` steps, and share no
+    strips; steps beyond the last tile repeat it.
     """
-    batch, _, _, depth = shape
+    batch, height, width, depth = shape
+    top, left, _, _ = padding
     rows, columns = count_results(shape, padding)
     tall, wide = count_tiles(shape, padding, m)
-    alpha, name = m + 2, f"winograd{m}"
-    data, weight, padded = _make_operands(shape, channels, padding, m, dtype)
-    strips = te.compute(
-        (alpha, batch, tall, wide * m + 2, depth),
-        lambda i, n, y, x, c: _choose(i, transform_data(m, [padded[n, y * m + a, x, c] for a in range(alpha)])),
-        name=f"{name}_strips",
+    alpha, name, places = m + 2, f"winograd{m}", (joined,) if joined else (batch, tall, wide)
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
+    padded = te.compute(
+        (batch, tall * m + 2, wide * m + 2, depth),
+        lambda n, y, x, c: tirx.if_then_else(
+            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
+            data[n, y - top, x - left, c],
+            tirx.FloatImm(dtype, 0.0),
+        ),
+        name=f"{name}_pad",
     )
-    tiles = te.compute(
-        (alpha, alpha, batch, tall, wide, depth),
-        lambda i, j, n, y, x, c: _choose(j, transform_data(m, [strips[i, n, y, x * m + a, c] for a in range(alpha)])),
-        name=f"{name}_tiles",
-    )
+
+    def transform_column(i: Any, *at: Any) -> Any:
+        *before, c = at
+        if joined:
+            j, p = before
+            tile = tirx.min(p, tirx.IntImm("int64", batch * tall * wide - 1))
+            before = [tile // (tall * wide), tile // wide % tall, tile % wide * m + j]
+        n, y, x = before
+        return _choose(i, transform_data(m, [padded[n, y * m + a, x, c] for a in range(alpha)]))
+
+    def transform_line(i: Any, j: Any, *at: Any) -> Any:
+        if joined:
+            return _choose(j, transform_data(m, [strips(i, a, *at) for a in range(alpha)]))
+        n, y, x, c = at
+        return _choose(j, transform_data(m, [strips[i, n, y, x * m + a, c] for a in range(alpha)]))
+
+    def transform_row(n: Any, y: Any, x: Any, o: Any) -> Any:
+        at = [(n * tall + y // m) * wide + x // m] if joined else [n, y // m, x // m]
+        return _choose(x % m, transform_products(m, [lines(y % m, a, *at, o) for a in range(alpha)]))
+
+    of_strips = (alpha, joined) if joined else (batch, tall, wide * m + 2)
+    strips = te.compute((alpha, *of_strips, depth), transform_column, name=f"{name}_strips")
+    tiles = te.compute((alpha, alpha, *places, depth), transform_line, name=f"{name}_tiles")
     c = te.reduce_axis((0, depth), name="c")
     products = te.compute(
-        (alpha, alpha, batch, tall, wide, channels),
-        lambda i, j, n, y, x, o: te.sum(tiles[i, j, n, y, x, c] * weight[i, j, c, o], axis=c),
+        (alpha, alpha, *places, channels),
+        lambda i, j, *at: te.sum(tiles(i, j, *at[:-1], c) * weight(i, j, c, at[-1]), axis=c),
         # MetaSchedule's rules fail on blocks that read products of several tiles.
         attrs={MARK: m, "schedule_rule": "None"},
         name=f"{name}_products",
     )
     lines = te.compute(
-        (m, alpha, batch, tall, wide, channels),
-        lambda i, j, n, y, x, o: _choose(i, transform_products(m, [products[a, j, n, y, x, o] for a in range(alpha)])),
+        (m, alpha, *places, channels),
+        lambda i, j, *at: _choose(i, transform_products(m, [products(a, j, *at) for a in range(alpha)])),
         name=f"{name}_lines",
     )
-    result = te.compute(
-        (batch, rows, columns, channels),
-        lambda n, y, x, o: _choose(
-            x % m, transform_products(m, [lines[y % m, a, n, y // m, x // m, o] for a in range(alpha)])
-        ),
-        name=f"{name}_conv2d",
-    )
-    return te.create_prim_func([data, weight, result], index_dtype_override="int64")
-
-
-@functools.cache
-def make_joined(shape: Shape, channels: int, padding: Padding, m: int, dtype: str, count: int) -> Any:
-    """Make the same function for a GPU: all tiles are one loop of `count` steps, and share no strips.
-
-    Steps beyond the last tile repeat it.
-    """
-    batch, _, _, depth = shape
-    rows, columns = count_results(shape, padding)
-    tall, wide = count_tiles(shape, padding, m)
-    alpha, name = m + 2, f"winograd{m}"
-    data, weight, padded = _make_operands(shape, channels, padding, m, dtype)
-
-    def transform_column(i: Any, j: Any, p: Any, c: Any) -> Any:
-        tile = tirx.min(p, tirx.IntImm("int64", batch * tall * wide - 1))
-        n, y, x = tile // (tall * wide), tile // wide % tall, tile % wide
-        return _choose(i, transform_data(m, [padded[n, y * m + a, x * m + j, c] for a in range(alpha)]))
-
-    strips = te.compute((alpha, alpha, count, depth), transform_column, name=f"{name}_strips")
-    tiles = te.compute(
-        (alpha, alpha, count, depth),
-        lambda i, j, p, c: _choose(j, transform_data(m, [strips[i, a, p, c] for a in range(alpha)])),
-        name=f"{name}_tiles",
-    )
-    c = te.reduce_axis((0, depth), name="c")
-    products = te.compute(
-        (alpha, alpha, count, channels),
-        lambda i, j, p, o: te.sum(tiles[i, j, p, c] * weight[i, j, c, o], axis=c),
-        attrs={MARK: m, "schedule_rule": "None"},
-        name=f"{name}_products",
-    )
-    lines = te.compute(
-        (m, alpha, count, channels),
-        lambda i, j, p, o: _choose(i, transform_products(m, [products[a, j, p, o] for a in range(alpha)])),
-        name=f"{name}_lines",
-    )
-
-    def transform_row(n: Any, y: Any, x: Any, o: Any) -> Any:
-        tile = (n * tall + y // m) * wide + x // m
-        return _choose(x % m, transform_products(m, [lines[y % m, a, tile, o] for a in range(alpha)]))
-
     result = te.compute((batch, rows, columns, channels), transform_row, name=f"{name}_conv2d")
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
 
@@ -230,77 +206,36 @@ def count_results(shape: Shape, padding: Padding) -> tuple[int, int]:
     return shape[1] + top + bottom - KERNEL + 1, shape[2] + left + right - KERNEL + 1
 
 
-def _make_operands(shape: Shape, channels: int, padding: Padding, m: int, dtype: str) -> tuple[Any, Any, Any]:
-    """Make the data, the transformed weights, and the data padded to whole tiles."""
-    batch, height, width, depth = shape
-    top, left, _, _ = padding
-    tall, wide = count_tiles(shape, padding, m)
-    data = te.placeholder(shape, dtype, name="data")
-    weight = te.placeholder((m + 2, m + 2, depth, channels), dtype, name="weight")
-    padded = te.compute(
-        (batch, tall * m + 2, wide * m + 2, depth),
-        lambda n, y, x, c: tirx.if_then_else(
-            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
-            data[n, y - top, x - left, c],
-            tirx.FloatImm(dtype, 0.0),
-        ),
-        name=f"winograd{m}_pad",
-    )
-    return data, weight, padded
-
-
 def use_winograd(choose: Choose, make: Make = make_function) -> Any:
     """Make a Relax pass that computes convolutions by Winograd's algorithm: `choose` gives m, `make` the function.
 
     Eligible are constant 3x3 weights in HWIO with NHWC data, floats, stride and dilation 1, one group.
     """
-    convolution = tvm.ir.Op.get("relax.nn.conv2d")
 
-    @mutator
-    class Rewriter(PyExprMutator):
-        def visit_call_(self, call: Any) -> Any:
-            call = self.visit_expr_post_order(call)
-            if not isinstance(call.op, tvm.ir.Op) or call.op != convolution:
-                return call
+    def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
+        others: dict[Any, Sequence[Any]] = {}
+        for variable, call in values.items():
+            if not bindings.is_call(call, "relax.nn.conv2d") or not bindings.is_nhwc(call.attrs):
+                continue
             data, weights = call.args
-            if isinstance(weights, relax.Var):
-                weights = self.lookup_binding(weights)
-            shape = _static_shape(data)
-            if not isinstance(weights, tvm.ir.GenericConst) or shape is None or not _is_eligible(call.attrs):
-                return call
+            weights = values.get(weights, weights)
+            shape, dtype = bindings.static_shape(data.ty), str(data.ty.dtype)
+            if shape is None or dtype not in ("float32", "float16") or not isinstance(weights, GenericConst):
+                continue
             kernel = weights.value.numpy()
-            top, left, bottom, right = (int(p) for p in call.attrs.padding)
-            padding = (top, left, bottom, right)
-            dtype = str(data.ty.dtype)
             if str(kernel.dtype) != dtype or kernel.shape[:3] != (KERNEL, KERNEL, shape[3]):
-                return call
+                continue
+            if [int(s) for s in (*call.attrs.strides, *call.attrs.dilation)] != [1, 1, 1, 1]:
+                continue
+            padding = tuple(int(p) for p in call.attrs.padding)
             m = choose(shape, kernel.shape[3], padding, dtype)
-            if not m:
-                return call
-            function = make(shape, kernel.shape[3], padding, m, dtype)
-            # Private, since every public function is called main.
-            called = self.builder_.add_func(function.without_attr("global_symbol"), f"winograd{m}_conv2d")
-            return relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
+            if m:
+                made = make(shape, kernel.shape[3], padding, m, dtype)
+                # Private, since every public function is called main.
+                called = builder.add_func(made.without_attr("global_symbol"), f"winograd{m}_conv2d")
+                call = relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
+                others[variable] = [relax.VarBinding(variable, call)]
+        return others
 
-    return bindings.mutating_pass(Rewriter, "UseWinograd")
-
-
-def _is_eligible(attributes: Any) -> bool:
-    return (
-        str(attributes.data_layout) == str(attributes.out_layout) == "NHWC"
-        and str(attributes.kernel_layout) == "HWIO"
-        and [int(s) for s in (*attributes.strides, *attributes.dilation)] == [1, 1, 1, 1]
-        and int(attributes.groups) == 1
-    )
-
-
-def _static_shape(data: Any) -> Shape | None:
-    shape = getattr(data.ty, "shape", None)
-    if (
-        str(data.ty.dtype) not in ("float32", "float16")
-        or shape is None
-        or not all(isinstance(d, tirx.IntImm) for d in shape)
-    ):
-        return None
-    n, h, w, c = (int(d) for d in shape)
-    return n, h, w, c
+    return bindings.rewriting_pass(run, "UseWinograd")

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from farm.errors import UsageError
-from farm.search.candidates import Candidate
 from farm.search.tuners import strategies
 from farm.search.tuners.correction import Correction
 from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
-from farm.search.tuners.tasks import ForeignTrial, SearchTask
+from farm.search.tuners.tasks import Candidate, ForeignTrial, SearchTask
 from farm.search.tuners.warm_start import Foreign, ForeignSpaces, WarmStart
 
 TUNERS = ("random", "ga", "xgb", "droplet", "grid")
@@ -157,7 +156,7 @@ class CampaignSearch:
     def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:
         history = task.history
         if self._tuner == "grid":
-            return strategies.list_next(history, count)
+            return strategies.list_new(history, count)
         if self._tuner == "random":
             return strategies.draw_new(history, count)
         if self._tuner == "droplet":

@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tvm
@@ -21,14 +21,14 @@ from tvm.s_tir.schedule import Trace
 from farm.errors import InternalError
 from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.build import lowering
-from farm.search.candidates import Candidate
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction, read_mark
-from farm.search.graph.pipelines import PIPELINES
+from farm.search.graph.pipelines import is_canonical
 from farm.search.target import make_target
 from farm.search.tuners.correction import Floats, Plans
 from farm.search.tuners.cost_model import Features
 from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
+from farm.search.tuners.tasks import Candidate
 from farm.search.tvm_env import ms
 from farm.values import Workload
 
@@ -156,20 +156,6 @@ class Evaluated:
     features: Features = dataclasses.field(repr=False, compare=False)
 
 
-class _Sketch(Protocol):
-    """One way to schedule a function: knobs and their effect."""
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """The decisions that can be made."""
-
-    def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
-        """Schedule the function, drawing open decisions; return the decisions taken. Raises TVM's errors."""
-
-    def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
-        """Return the prediction as `FEATURE_COUNT` features."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _StockSketch:
     """The instructions of MetaSchedule's rules; `at` are those of the decisions."""
@@ -195,6 +181,9 @@ class _StockSketch:
         return NO_PREDICTION
 
 
+_Sketch = FamilySketch | _StockSketch
+
+
 class ScheduleSpace:
     """All schedules of a workload for its target. Not thread-safe."""
 
@@ -202,7 +191,6 @@ class ScheduleSpace:
         """`threads` limits the extraction of features. Raises UsageError where TVM refuses the target."""
         tvm_env.load()
 
-        self._tvm, self._ms = tvm, ms
         self.workload = workload
         self._target = make_target(workload.target)
         self._module = tvm.ir.load_json(workload.module_json)
@@ -221,8 +209,7 @@ class ScheduleSpace:
         self._recent: dict[str, Any] = {}
 
     def _find_family(self) -> FamilySketch | None:
-        pipeline = PIPELINES.get(self.workload.pipeline)
-        if pipeline is None or not pipeline.canonical:
+        if not is_canonical(self.workload.pipeline):
             return None
         for outlook in rule.list_outlooks(self._module, gpus.unit_of(self.workload.target)):
             sketch = FamilySketch(outlook)
@@ -265,7 +252,7 @@ class ScheduleSpace:
             if key not in self._memory and key not in fresh:
                 fresh[key] = self._schedule(*key)
         scheduled = {key: made for key, made in fresh.items() if made is not None}
-        items = [self._ms.search_strategy.MeasureCandidate(schedule, []) for schedule, _ in scheduled.values()]
+        items = [ms.search_strategy.MeasureCandidate(schedule, []) for schedule, _ in scheduled.values()]
         features = self._extractor.extract_from(self._context, items) if items else []
         for key, made in fresh.items():
             if made is None:
@@ -293,14 +280,14 @@ class ScheduleSpace:
             if made is None:
                 raise InternalError(f"{self.workload.name}: TVM refuses a schedule that it accepted before")
             schedule = made[0]
-        arguments = self._ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-        item = self._ms.search_strategy.MeasureCandidate(schedule, arguments)
+        arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+        item = ms.search_strategy.MeasureCandidate(schedule, arguments)
         return Candidate(
             workload=self.workload.hash,
             hash=found.hash,
             arguments=tuple((tuple(int(d) for d in a.shape), str(a.dtype)) for a in arguments),
             trace_json=traces.dump(item, self._entry, self._target),
-            module_json=self._tvm.ir.save_json(schedule.mod),
+            module_json=tvm.ir.save_json(schedule.mod),
         )
 
     def release(self) -> None:
@@ -322,7 +309,7 @@ class ScheduleSpace:
             if isinstance(sketch, FamilySketch):
                 if (decisions_of_plan := sketch.read(mark)) is not None:
                     return Genome(index, decisions_of_plan)
-            elif isinstance(sketch, _StockSketch) and sketch.shape == shape:
+            elif sketch.shape == shape:
                 taken = (_plain(given.get(at)) for at in sketch.at)
                 return Genome(index, tuple(fit(d, knob) for d, knob in zip(taken, sketch.knobs, strict=True)))
         return None
@@ -337,9 +324,9 @@ class ScheduleSpace:
             if self.ranked:
                 raise InternalError("the default schedule is among the candidates")
             if gpus.is_gpu(self.workload.target):
-                return str(self._tvm.ir.save_json(lowering.bind_rest(self._module, self._target)))
+                return str(tvm.ir.save_json(lowering.bind_rest(self._module, self._target)))
             return self.workload.module_json
-        return str(self._tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
+        return str(tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
 
     @functools.cached_property
     def structure(self) -> str:
@@ -354,7 +341,7 @@ class ScheduleSpace:
     def _make(
         self, sketch: _Sketch, decisions: tuple[Decision, ...], seed: int
     ) -> tuple[Any, tuple[Decision, ...]] | None:
-        schedule = self._tvm.s_tir.Schedule(self._module, seed=seed + 1, error_render_level="none")
+        schedule = tvm.s_tir.Schedule(self._module, seed=seed + 1, error_render_level="none")
         try:
             taken = sketch.apply(schedule, decisions, seed)
             traces.finish(schedule, self._context)

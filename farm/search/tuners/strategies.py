@@ -87,7 +87,7 @@ def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
 
 
 def list_new(history: TaskHistory, count: int) -> list[Evaluated]:
-    """Return the first new schedules of the space in a fixed order."""
+    """`grid`: return the first new schedules of the space in a fixed order; none when all were proposed."""
     return take_new(history, count, list_space(history), patience=math.inf)
 
 
@@ -305,8 +305,3 @@ def check_size(history: TaskHistory) -> None:
             f"{history.space.workload.name} has up to {size:,} schedules; tuner grid lists at most {LIMIT:,}",
             "Choose another tuner, or other operators with `ops`.",
         )
-
-
-def list_next(history: TaskHistory, count: int) -> list[Evaluated]:
-    """`grid`: the next schedules in order; empty when all were proposed."""
-    return list_new(history, count)

@@ -1,4 +1,4 @@
-"""The tasks that a search gets, without the searches: so the engine's process loads no TVM."""
+"""A search's tasks and candidates, in a form that travels between processes; the engine's process loads no TVM."""
 
 from __future__ import annotations
 
@@ -67,3 +67,19 @@ class ForeignTrial:
     candidate: str
     trace_json: str = dataclasses.field(repr=False)
     median_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One scheduled version of a workload.
+
+    `arguments` are the (shape, dtype) of its function's arguments; a weight that the schedule packs has its packed
+    shape. `hash` is over the scheduled function, so two traces that give the same code are one candidate. `trace_json`
+    replays it; `module_json` is the scheduled function, ready to build.
+    """
+
+    workload: str
+    hash: str
+    arguments: tuple[tuple[tuple[int, ...], str], ...]
+    trace_json: str = dataclasses.field(repr=False)
+    module_json: str = dataclasses.field(repr=False)

@@ -125,14 +125,9 @@ class Foreign:
         self.first = _choose_first(history, groups, spaces)
         self.report = self._judge(len(trials))
 
-    @property
-    def used(self) -> bool:
-        """Whether they train the cost model."""
-        return self.report.used > 0
-
     def lessons(self) -> list[SampleGroup]:
         """Return the foreign groups, weighted by how well they rank the task's results; none where they mislead."""
-        if not self.used:
+        if not self.report.used:
             return []
         own = len(self._history.results)
         trust = self.judge_by_own()
