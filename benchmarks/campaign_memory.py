@@ -261,9 +261,7 @@ class Crew:
     def is_settling(self, board_types: Any) -> bool:
         return False
 
-    def set_reference_kernel(self, *kernel: Any) -> None: ...
-    def has_reference_kernel(self, board_type: str) -> bool:
-        return True
+    def offer_reference_kernel(self, *kernel: Any) -> None: ...
 
     def busy(self, board: str) -> bool:
         return False

@@ -191,8 +191,8 @@ class Roster:
         """
         board_type, point = lane.board_type, lane.of_type.points[lane.point]
         alone = any(about.is_host for about in self._here.values() if about.board_type == board_type)
-        if not alone and not self._boards.has_reference_kernel(board_type):
-            self._boards.set_reference_kernel(board_type, point, spec, library)
+        if not alone:
+            self._boards.offer_reference_kernel(board_type, point, spec, library)
 
     def list_boards(self, active: Active) -> list[dict[str, Any]]:
         """List the boards that a campaign may use, with their state."""
