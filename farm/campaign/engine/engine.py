@@ -30,9 +30,8 @@ from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
-from farm.campaign.scheduler.values import SchedulerSettings
-from farm.campaign.scheduler.values import Status as CampaignStatus
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SchedulerSettings, SearchRequest, Task
+from farm.campaign.scheduler.state import Status as CampaignStatus
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.search.build.build_pool import BuildResult

@@ -19,9 +19,8 @@ from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import CampaignEntry, Task
+from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, SchedulerSettings, Status, Task, TaskKey
 from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
 from farm.settings import Settings
@@ -70,25 +69,25 @@ class CampaignOrders:
             self._raise_if_replaced(rows)
             for row in rows:
                 self._hear(row)
-        if any(active.campaign.status is not v.Status.PAUSED for active in self.active.values()):
+        if any(active.campaign.status is not Status.PAUSED for active in self.active.values()):
             self._idle_since = time.monotonic()  # a campaign takes seconds to begin
 
     def change(self, campaign: CampaignEntry) -> None:
         """Write a campaign's new status. One that is over is dropped, unless its verification is still open."""
         name, reason = campaign.name, campaign.reason
         active = self.active[name]
-        if campaign.status is v.Status.WAITING:
+        if campaign.status is Status.WAITING:
             self._explain(active)
             return
         active.alone_since = active.absence = None
         # The scheduler's part ends with the search; for people it ends with verification.
-        status = "verifying" if campaign.status is v.Status.FINISHED else str(campaign.status)
+        status = "verifying" if campaign.status is Status.FINISHED else str(campaign.status)
         self._store.campaigns.note(active.id, status, reason)
-        if campaign.status is v.Status.PAUSED:
+        if campaign.status is Status.PAUSED:
             # Where no operator asked for it: so that an operator's resume is something new.
             self._store.campaigns.want(name, "pause", "its engine")
         self._note(f"{name} is {status}" + (f": {reason}" if reason else ""))
-        if campaign.status is v.Status.CANCELLED:
+        if campaign.status is Status.CANCELLED:
             self._leave(active.name)
         self._report_at = 0.0
 
@@ -117,7 +116,7 @@ class CampaignOrders:
             return
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
-            if active.campaign.status is v.Status.WAITING:
+            if active.campaign.status is Status.WAITING:
                 self._explain(active)
             phase = "verifying" if verifying.is_open(active.name) else str(active.campaign.status)
             phase, _ = active.absence or (phase, "")
@@ -168,20 +167,20 @@ class CampaignOrders:
             active.process = None  # an operator may resume it
             with contextlib.suppress(UsageError):
                 row = self._store.campaigns.want(row.name, "pause", "its command, which was killed")
-        if row.wanted != "run" and status is v.Status.FINISHED:
+        if row.wanted != "run" and status is Status.FINISHED:
             self._verifying.stop(row.name)
             # Without an engine, so that a resume submits it anew.
             after = "cancelled" if row.wanted == "cancel" else "paused"
             self._store.campaigns.note(row.id, after, "while winners were looked for", {})
             self._leave(row.name)
-        if status in v.OVER:
+        if status in OVER:
             return
         if row.wanted == "cancel":
             events.cancel(self._fleet, row.name)
             return
-        if row.wanted == "pause" and status in v.GOING:
+        if row.wanted == "pause" and status in GOING:
             events.pause(self._fleet, row.name)
-        if row.wanted == "run" and status is v.Status.PAUSED:
+        if row.wanted == "run" and status is Status.PAUSED:
             events.resume(self._fleet, row.name)
         if row.budget != active.budget:
             active.budget = row.budget
@@ -192,7 +191,7 @@ class CampaignOrders:
         order = row.order
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
-        breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
+        breakers = self._store.trials.fetch_board_breakers(row.id, SchedulerSettings().max_losses)
         campaign = resume.to_campaign(
             order,
             to_search_budget(row.budget, order),
@@ -222,7 +221,7 @@ class CampaignOrders:
         known = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
         tasks = {task.key: task for task in active.campaign.tasks}
 
-        def find_foreign(key: v.TaskKey) -> list[Any]:
+        def find_foreign(key: TaskKey) -> list[Any]:
             return resume.fetch_foreign(self._store, tasks[key]) if order.search.warm_start else []
 
         self._searches.open(
@@ -246,7 +245,7 @@ class CampaignOrders:
             known = self._store.trials.fetch_counted(active.id, (key.board_type, key.workload, key.point))
         return [(each.candidate, each.trace_json, each.median_s) for each in known]
 
-    def _list_under_way(self, key: v.TaskKey) -> list[tuple[str, str]]:
+    def _list_under_way(self, key: TaskKey) -> list[tuple[str, str]]:
         """List hash and trace of a task's candidates that are built or measured now."""
         candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
         return [(each.hash, each.trace_json) for each in candidates]

@@ -16,8 +16,7 @@ from farm.campaign.engine.active import Active
 from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import Lane, to_labels, to_names
-from farm.campaign.scheduler.values import Status
+from farm.campaign.scheduler.state import Lane, Status, to_labels, to_names
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
 from farm.types.campaigns import Order

@@ -19,7 +19,7 @@ import ray
 from farm.campaign.engine import ray_calls
 from farm.campaign.engine.ray_calls import ActorLostError
 from farm.campaign.engine.ray_nodes import here
-from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.scheduler.state import TaskKey
 from farm.campaign.verify.programs import Replay
 from farm.errors import DeadlineError, FarmError
 from farm.processes import home_log

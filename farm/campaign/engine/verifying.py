@@ -19,8 +19,8 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Searches
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler.state import Status, TaskKey
 from farm.campaign.verify.programs import RecordKey, Replay
 from farm.campaign.verify.verification import Verification
 from farm.crew.held_board import Ended
@@ -120,7 +120,7 @@ class _Open:
     # The worker; a board that has left answers nothing
 
     def replay(self, key: RecordKey, trace_json: str) -> Future[Replay]:
-        task = v.TaskKey(self.active.name, key.workload, key.board_type, key.point)
+        task = TaskKey(self.active.name, key.workload, key.board_type, key.point)
         return self._of.searches.replay(task, trace_json)
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> Future[BuildResult]:
@@ -293,7 +293,7 @@ class Verifying:
         """Limit how many boards of a type are lent: all, or half of them while searches have work for them."""
         here = self._roster.count(order, board_type)
         searched = any(
-            lane.board_type == board_type and lane.campaign.status is v.Status.RUNNING for lane in self.fleet.lanes
+            lane.board_type == board_type and lane.campaign.status is Status.RUNNING for lane in self.fleet.lanes
         )
         return max(_LEAST_LENT, here // 2) if searched else here
 

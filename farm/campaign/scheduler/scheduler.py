@@ -13,8 +13,7 @@ import collections
 from farm.campaign.scheduler.dispatch import begin_measuring, dispatch, end_measuring, may_prepare, plan_queues
 from farm.campaign.scheduler.fleet import BUILDING, FleetState
 from farm.campaign.scheduler.priority import PrioritySettings, decide_next
-from farm.campaign.scheduler.state import CampaignEntry, Lane, Pool, SearchRequest, Task
-from farm.campaign.scheduler.values import GOING, Status
+from farm.campaign.scheduler.state import GOING, CampaignEntry, Lane, Pool, SearchRequest, Status, Task
 
 
 def step(fleet: FleetState, now_s: float) -> None:
