@@ -122,7 +122,7 @@ class CampaignOrders:
             phase, _ = active.absence or (phase, "")
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
-            boards, winners = self._roster.list_boards(active), verifying.to_progress(active, active.trial_s)
+            boards, winners = self._roster.list_boards(active), verifying.to_progress(active)
             progress = to_progress(active, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)

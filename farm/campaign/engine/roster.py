@@ -112,7 +112,7 @@ class Roster:
         self._lent.pop(report.board, None)
         events.leave(self._fleet, report.board)
 
-    def lend(self, order: Order, board_type: str, count: int) -> list[str]:
+    def lend(self, order: Order, board_type: str, count: int) -> list[boards.Arrived]:
         """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""
         fits = [
             name
@@ -130,7 +130,7 @@ class Roster:
         for name in chosen:
             self._lent[name] = order.name
             events.leave(self._fleet, name)
-        return chosen
+        return [self._here[name] for name in chosen]
 
     def take_back(self, name: str) -> None:
         """Return a lent board."""
@@ -169,13 +169,6 @@ class Roster:
         return order.may_use(row.name, row.labels) and any(
             row.board_type == each.board_type and row.simulated == each.simulated for each in order.types
         )
-
-    def find(self, name: str) -> boards.Arrived | None:
-        """Return a board's description of itself."""
-        return self._here.get(name)
-
-    def is_of(self, name: str, board_type: str) -> bool:
-        return name in self._here and self._here[name].board_type == board_type
 
     def count(self, order: Order, board_type: str) -> int:
         """Count the boards of a type at hand that a campaign may use, lent ones included."""
