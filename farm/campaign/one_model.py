@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
-from farm.campaign.plan import merge_workloads
+from farm.campaign.plan import merge_workloads, to_measure
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey
 from farm.campaign.spec import XGB, MeasureOptions
-from farm.campaign.submit import to_measure, to_model, to_type
+from farm.campaign.submit import to_model, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target, require_power
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
