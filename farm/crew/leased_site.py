@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from farm.closing import Closing
+from farm.connectivity.services import Services
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import BoardChoice, find_left_out, find_unusable, plan_choice, plan_pool, require_usable
 from farm.crew.health import Kind
@@ -29,14 +29,6 @@ _LOOK_S = 0.5
 _REMIND_S = 30.0
 
 
-class RunningServices(Protocol):
-    """The running services of the farm, as far as boards need them."""
-
-    @property
-    def tracker(self) -> Tracker:
-        """The tracker at which boards are requested."""
-
-
 class FleetSite(Closing):
     """One leased board of a type, or the named one; another of its kind when that is lost. See `Site`.
 
@@ -47,7 +39,7 @@ class FleetSite(Closing):
 
     def __init__(
         self,
-        services: RunningServices,
+        services: Services,
         store: Store,
         board_type: str,
         name: str | None,

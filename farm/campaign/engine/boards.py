@@ -15,9 +15,9 @@ from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
 from farm.campaign.engine import reference_kernels
-from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
+from farm.campaign.engine.board_keeping import BoardKeeping
 from farm.campaign.engine.engine_board import Arrived, AskedBack, BoardEvent, Call, EngineBoard, Left
-from farm.campaign.engine.host import HostBoard
+from farm.campaign.engine.host import HostBoard, KeptServices
 from farm.campaign.engine.reference_kernels import ReferenceKernel, Rhythm
 from farm.closing import Closing
 from farm.crew.health import Kind
@@ -40,7 +40,7 @@ class EngineBoards(BoardKeeping, Closing):
 
     def __init__(
         self,
-        services: TrackerSource,
+        services: KeptServices,
         store: Store,
         settings: Settings,
         purpose: str,
