@@ -15,7 +15,7 @@ from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress
 from farm.campaign.engine.roster import Roster
-from farm.campaign.engine.searches import Known, Searches, SearchPlan
+from farm.campaign.engine.searches import Known, Searches
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import events
@@ -23,6 +23,7 @@ from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, SchedulerSettings, Status, Task, TaskKey
 from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
+from farm.search.tuners.tasks import ForeignTrial, SearchTask
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder
@@ -218,22 +219,19 @@ class CampaignOrders:
 
     def _open_search(self, active: Active) -> None:
         order = active.order
-        known = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
+        workloads = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
         tasks = {task.key: task for task in active.campaign.tasks}
 
-        def find_foreign(key: TaskKey) -> list[Any]:
-            return resume.fetch_foreign(self._store, tasks[key]) if order.search.warm_start else []
+        def read(key: TaskKey) -> tuple[SearchTask, list[Known], list[tuple[str, str]], list[ForeignTrial]]:
+            task = tasks[key]
+            known = self._recall(active, task)
+            candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
+            under_way = [(each.hash, each.trace_json) for each in candidates]
+            foreign = resume.fetch_foreign(self._store, task) if order.search.warm_start else []
+            return resume.to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
 
-        self._searches.open(
-            SearchPlan(
-                order.name,
-                to_search_settings(order.search, self._settings, any(of.is_host for of in order.types)),
-                {key: resume.to_search_task(known[key.board_type, key.workload], task) for key, task in tasks.items()},
-                lambda key: self._recall(active, tasks[key]),
-                self._list_under_way,
-                find_foreign,
-            )
-        )
+        settings = to_search_settings(order.search, self._settings, any(of.is_host for of in order.types))
+        self._searches.open(order.name, settings, read)
 
     def _recall(self, active: Active, task: Task) -> list[Known]:
         """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
@@ -244,11 +242,6 @@ class CampaignOrders:
         else:
             known = self._store.trials.fetch_counted(active.id, (key.board_type, key.workload, key.point))
         return [(each.candidate, each.trace_json, each.median_s) for each in known]
-
-    def _list_under_way(self, key: TaskKey) -> list[tuple[str, str]]:
-        """List hash and trace of a task's candidates that are built or measured now."""
-        candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
-        return [(each.hash, each.trace_json) for each in candidates]
 
     def _leave(self, name: str) -> None:
         self.active.pop(name, None)

@@ -253,10 +253,10 @@ class Verifying:
             "timing": verification.finals.is_begun,
         }
 
-    def take(self, report: boards.Left | boards.AskedBack) -> None:
+    def take(self, board: str) -> None:
         """Take back a board that is gone or leaves; its requests are planned anew."""
         for each in self._open.values():
-            each.verification.take(report.board)
+            each.verification.take(board)
 
     def _is_settled(self, each: _Open) -> bool:
         """Whether boards have just run their reference kernels, so that finalists can be chosen by their results."""
