@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from device_agent.protocol import StrEnum
-from farm.campaign.scheduler.priority import WorkloadState
 from farm.types.campaigns import Budget, Order, TypeOrder, WorkloadOrder
 from farm.values import DEFAULT_POINT
 
@@ -245,16 +244,20 @@ Account = str | CampaignEntry | Lane
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Task(WorkloadState):
+class Task:
     """A workload on one board type at one operating point.
 
-    `ended` is why it is searched no further; `closed`: its jobs are dropped too. `exhausted`: nothing may be requested
-    now, because it ended or its search works.
+    `asked` counts every trial requested, finished or not. `rounds_s` holds the best latency (s) after each finished
+    round, oldest first; empty before the first good trial. `ended` is why it is searched no further; `closed`: its jobs
+    are dropped too. `exhausted`: nothing may be requested now, because it ended or its search works.
     """
 
     key: TaskKey
     lane: Lane
     workload: WorkloadOrder
+    asked: int = 0
+    rounds_s: tuple[float, ...] = ()
+    exhausted: bool = False
     counted: int = 0
     since_best: int = 0
     best_s: float | None = None
@@ -324,9 +327,7 @@ def to_campaign(order: Order, budget: Budget) -> CampaignEntry:
             campaign.lanes.append(lane)
             for each in of_type.workloads:
                 key = TaskKey(order.name, each.hash, of_type.board_type, point)
-                lane.tasks.append(
-                    Task(kind=each.kind, weight=each.weight, flop=each.flop, key=key, lane=lane, workload=each)
-                )
+                lane.tasks.append(Task(key=key, lane=lane, workload=each))
     return campaign
 
 
