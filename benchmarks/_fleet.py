@@ -14,10 +14,19 @@ from typing import Any
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
+from farm.campaign.scheduler.state import (
+    GOING,
+    OVER,
+    Assignment,
+    CampaignEntry,
+    Job,
+    SchedulerSettings,
+    SearchRequest,
+    Task,
+    TaskKey,
+)
 from farm.errors import InternalError
 from farm.search.tuners.tasks import Candidate
 from farm.values import DEFAULT_POINT
@@ -111,7 +120,7 @@ class _Board:
 class Simulation:
     """One run: add events with `at`, then `run`. `state` and `books` may be read between steps."""
 
-    def __init__(self, settings: v.SchedulerSettings, fleet: SimulatedFleet, seed: int = 0) -> None:
+    def __init__(self, settings: SchedulerSettings, fleet: SimulatedFleet, seed: int = 0) -> None:
         self.state = FleetState(settings, self)
         self.now_s = 0.0
         self.books = Books()
@@ -120,9 +129,9 @@ class Simulation:
         self._coming: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._boards: dict[str, _Board] = {}
-        self._open: set[tuple[v.TaskKey, str]] = set()
-        self._made: dict[v.TaskKey, int] = {}
-        self._counted: dict[v.TaskKey, int] = {}
+        self._open: set[tuple[TaskKey, str]] = set()
+        self._made: dict[TaskKey, int] = {}
+        self._counted: dict[TaskKey, int] = {}
         for board_type, count in fleet.boards.items():
             for number in range(count):
                 self.at(0.0, self._arrive, f"{board_type}-{number:04}", board_type)
@@ -145,7 +154,7 @@ class Simulation:
         time_s = self._coming[0][0] if has_event else due_s
         if time_s is None:
             return False
-        if any(campaign.status not in v.OVER for campaign in self.state.campaigns.values()):
+        if any(campaign.status not in OVER for campaign in self.state.campaigns.values()):
             self.books.present_s += len(self._boards) * (time_s - self.now_s)
             self.books.end_s = time_s
         self.state.now_s = self.now_s = time_s
@@ -159,7 +168,7 @@ class Simulation:
     def _find_due_s(self) -> float | None:
         """Return when something is due without an event: a wall clock's end, or a straggler to double."""
         campaigns = self.state.campaigns.values()
-        times = [each.ends_s for each in campaigns if each.status in v.GOING and each.ends_s is not None]
+        times = [each.ends_s for each in campaigns if each.status in GOING and each.ends_s is not None]
         times += [
             pool.straggler_check_s
             for pool in self.state.pools.values()
@@ -306,7 +315,7 @@ class Simulation:
         self._conclude(task, candidate)
 
     def change(self, campaign: CampaignEntry) -> None:
-        if campaign.status in v.OVER and not self.books.shares_s:
+        if campaign.status in OVER and not self.books.shares_s:
             self.books.shares_s = dict(self.state.owner_board_s)
 
     def _conclude(self, task: Task, candidate: Candidate) -> None:

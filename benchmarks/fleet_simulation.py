@@ -23,8 +23,7 @@ from _fleet import Chances, SimulatedFleet, Simulation
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.state import CampaignEntry, to_campaign
+from farm.campaign.scheduler.state import CampaignEntry, SchedulerSettings, to_campaign
 from farm.types.campaigns import Budget, MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
@@ -81,7 +80,7 @@ def play(options: argparse.Namespace) -> dict[str, object]:
         measure_s=options.measure_s,
         chances=CHANCES,
     )
-    simulation = Simulation(v.SchedulerSettings(builders=2 * options.boards), fleet, seed=1)
+    simulation = Simulation(SchedulerSettings(builders=2 * options.boards), fleet, seed=1)
     for number in range(options.campaigns):
         entry = campaign(number, options.trials // options.campaigns)
         simulation.at(0.0, events.add_campaign, simulation.state, entry)

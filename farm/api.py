@@ -20,7 +20,7 @@ from farm.artifacts.places import require_room
 from farm.campaign import plan as planned
 from farm.campaign.artifacts import make_artifacts
 from farm.campaign.engine import client, control
-from farm.campaign.engine.client import engine_prestart, ensure_engine
+from farm.campaign.engine.client import EnginePrestart, ensure_engine
 from farm.campaign.one_model import OneModelRequest, stamp_name
 from farm.campaign.plan import make_plan
 from farm.campaign.plan_models import to_variants
@@ -140,7 +140,7 @@ class Campaign:
         Raises UsageError where it is impossible, or its name is taken; UnavailableError where no engine can run.
         """
         file = self._require_file("submitted")
-        with self._open() as store, engine_prestart(self._settings) as engine:
+        with self._open() as store, EnginePrestart(self._settings) as engine:
             submit(file, store, self._settings, name_user(), "farm.Campaign", note, engine.begin)
             engine.ensure()
         return self

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
-from farm.campaign.plan import merge_workloads
+from farm.campaign.plan import merge_workloads, to_measure
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey
 from farm.campaign.spec import XGB, MeasureOptions
-from farm.campaign.submit import to_measure, to_model, to_type
+from farm.campaign.submit import to_model, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target, require_power
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
@@ -81,8 +81,13 @@ class MeasuringPlace:
 
 def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
     """Choose where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
-    place = _choose_place(request, store, settings)
     rows, kind = store.boards.fetch(), request.board_type
+    if kind.host_is_board and request.board is None:
+        board_cores, _ = share_cores(settings.isolation)
+        place = MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
+    else:
+        host_cores, simulated = len(os.sched_getaffinity(0)), request.virtual or None
+        place = MeasuringPlace(*plan_place(rows, kind, request.board, host_cores, simulated=simulated))
     mine = [each for each in rows if each.name in place.boards or (place.is_host and each.board_type == kind.name)]
     needing = "" if request.objective == "latency" else f"--objective {request.objective}"
     require_power(mine, kind, needing)
@@ -95,15 +100,6 @@ def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> 
             "Leave --simulated out." if request.simulated else "Add --simulated to compile for them.",
         )
     return place
-
-
-def _choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
-    kind, rows = request.board_type, store.boards.fetch()
-    if kind.host_is_board and request.board is None:
-        board_cores, _ = share_cores(settings.isolation)
-        return MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
-    host_cores = len(os.sched_getaffinity(0))
-    return MeasuringPlace(*plan_place(rows, kind, request.board, host_cores, simulated=request.virtual or None))
 
 
 def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:

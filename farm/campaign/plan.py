@@ -17,7 +17,7 @@ from farm import folders
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import CHECK_S, WINDOW_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
-from farm.campaign.spec import BudgetSpec, CampaignFile, MeasureOptions
+from farm.campaign.spec import CampaignFile, CampaignSpec, MeasureOptions
 from farm.errors import UsageError
 from farm.inventory import documents
 from farm.inventory.board_types import load_board_types
@@ -26,7 +26,7 @@ from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.totals import TrialCosts
-from farm.types.campaigns import WorkloadOrder
+from farm.types.campaigns import MeasureOrder, WorkloadOrder
 
 # Assumed until trials of the type say better. Board time besides samples: upload, loading, warm-up, waiting for a quiet
 # board. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s on two cores.
@@ -35,16 +35,7 @@ ASSUMED_BUILD_S = 1.0
 ASSUMED_SEARCH_S = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How a candidate is timed: samples, the least seconds of each, how many candidates are verified, and how long
-    energy is sampled then.
-    """
-
-    repeat: int
-    min_repeat_s: float
-    verify_top: int = 3
-    window_s: float = 0.0
+Surveyed = Sequence[tuple[ModelVariant, WorkloadSurvey]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +71,12 @@ class PlannedPoint:
 class PlannedType:
     """One board type. `extracted` counts workloads before equal ones were merged.
 
-    `held_s`, `build_s` and `search_s` are the assumed costs of one trial; `costs` are the store's.
+    `held_s`, `build_s` and `search_s` are the assumed costs of one trial; `costs` are the store's. `surveys` are of the
+    models that it can hold.
     """
 
     boards: BoardsOfType
+    surveys: Surveyed
     pipelines: tuple[str, ...]
     extracted: int
     workloads: tuple[WorkloadOrder, ...]
@@ -98,11 +91,10 @@ class PlannedType:
 class CampaignPlan:
     """The whole plan. `eta_s` is None where no board can be used."""
 
-    name: str
+    spec: CampaignSpec
     models: tuple[ModelVariant, ...]
     types: tuple[PlannedType, ...]
     estimate: CampaignEstimate
-    budget: BudgetSpec
     host_cores: int
 
     @property
@@ -126,9 +118,7 @@ class CampaignPlan:
         return sum(self.estimate.board_hours)
 
 
-def merge_workloads(
-    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str], clock_factor: float = 1.0
-) -> tuple[WorkloadOrder, ...]:
+def merge_workloads(surveys: Surveyed, ops: Sequence[str], clock_factor: float = 1.0) -> tuple[WorkloadOrder, ...]:
     """Select the workloads of kinds `ops` (empty: all), equal ones once, those with the most work first.
 
     Predictions are for the core type's clock; `clock_factor` scales them to the board type's.
@@ -160,20 +150,34 @@ def merge_workloads(
     return tuple(sorted(found.values(), key=lambda each: (-each.flop * each.weight, each.name, each.hash)))
 
 
+def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
+    """Return how candidates are timed; defaults are the settings."""
+    return MeasureOrder(
+        number=spec.number or settings.measure_number,
+        repeat=spec.repeat or settings.measure_repeat,
+        min_repeat_s=settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
+        timeout_s=settings.measure_timeout_s if spec.timeout is None else spec.timeout,
+        memory_bytes=settings.measure_memory_bytes,
+        verify_top=spec.verify_top,
+    )
+
+
 def plan_campaign(
-    name: str,
-    budget: BudgetSpec,
-    sampling: Sampling,
-    ops: Sequence[str],
+    spec: CampaignSpec,
+    measure: MeasureOrder,
     models: Sequence[ModelVariant],
-    types: Sequence[tuple[BoardsOfType, Sequence[tuple[ModelVariant, WorkloadSurvey]]]],
+    types: Sequence[tuple[BoardsOfType, Surveyed]],
     known: Mapping[str, Known],
     host_cores: int,
 ) -> CampaignPlan:
     """Make the plan; `types` have the surveys of the models that they can hold."""
-    planned = [_plan_type(boards, surveys, known[boards.board_type.name], sampling, ops) for boards, surveys in types]
-    lanes = [_to_lane(each, at, sampling.window_s) for each in planned for at in each.boards.points]
-    estimated = estimate(lanes, budget, host_cores, sampling.verify_top)
+    planned = [
+        _plan_type(boards, surveys, known[boards.board_type.name], measure, spec.search.ops)
+        for boards, surveys in types
+    ]
+    window_s = 0.0 if spec.objective == "latency" else WINDOW_S
+    lanes = [_to_lane(each, at, window_s) for each in planned for at in each.boards.points]
+    estimated = estimate(lanes, spec.budget, host_cores, measure.verify_top)
     spent = iter(zip(lanes, estimated.trials, estimated.board_hours, strict=True))
     filled = []
     for each in planned:
@@ -181,28 +185,23 @@ def plan_campaign(
             _plan_point(each, at, known[each.boards.board_type.name], *next(spent)) for at in each.boards.points
         )
         filled.append(dataclasses.replace(each, points=points))
-    return CampaignPlan(name, tuple(models), tuple(filled), estimated, budget, host_cores)
+    return CampaignPlan(spec, tuple(models), tuple(filled), estimated, host_cores)
 
 
 def _plan_type(
-    boards: BoardsOfType,
-    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]],
-    known: Known,
-    sampling: Sampling,
-    ops: Sequence[str],
+    boards: BoardsOfType, surveys: Surveyed, known: Known, measure: MeasureOrder, ops: Sequence[str]
 ) -> PlannedType:
     factor = find_clock_factor(boards.target.config or {}, boards.board_type)
-    workloads = merge_workloads(surveys, ops, factor)
     costs = known.costs
-    assumed_s = sampling.repeat * sampling.min_repeat_s + ASSUMED_OVERHEAD_S
     return PlannedType(
         boards=boards,
+        surveys=surveys,
         pipelines=tuple(dict.fromkeys(survey.pipeline for _, survey in surveys)),
         extracted=sum(not ops or each.kind in ops for _, survey in surveys for each in survey.workloads),
-        workloads=workloads,
+        workloads=merge_workloads(surveys, ops, factor),
         points=(),
         costs=costs,
-        held_s=costs.held_s or assumed_s,
+        held_s=costs.held_s or measure.repeat * measure.min_repeat_s + ASSUMED_OVERHEAD_S,
         build_s=ASSUMED_BUILD_S if costs.build_s is None else costs.build_s,
     )
 
@@ -249,7 +248,7 @@ def to_document(plan: CampaignPlan) -> dict[str, Any]:
     """Return the plan as plain data. `sha256` of each model is compared by a later run."""
     estimated = plan.estimate
     return {
-        "name": plan.name,
+        "name": plan.spec.name,
         "models": [
             {
                 "name": model.name,
@@ -263,7 +262,7 @@ def to_document(plan: CampaignPlan) -> dict[str, Any]:
             for model in plan.models
         ],
         "types": [_type_document(each) for each in plan.types],
-        "budget": plan.budget.model_dump(mode="json"),
+        "budget": plan.spec.budget.model_dump(mode="json"),
         "estimate": {
             "trials": plan.trials,
             "winner_measurements": plan.winners,
@@ -370,26 +369,7 @@ def _path(home: pathlib.Path, name: str) -> pathlib.Path:
     return home / FOLDER / f"{name}.json"
 
 
-Surveyed = list[tuple[ModelVariant, WorkloadSurvey]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """A plan, and the survey of every model on every board type that can hold it."""
-
-    plan: CampaignPlan
-    surveyed: tuple[tuple[BoardsOfType, Surveyed], ...]
-
-
-def make_plan(campaign: CampaignFile, store: Store, settings: Settings, note: Callable[[str], None]) -> CampaignPlan:
-    """Plan a campaign as things are now; `note` gets messages before slow steps.
-
-    Raises UsageError naming the line of everything in the file that is impossible, as far as was checked.
-    """
-    return gather(campaign, store, settings, note).plan
-
-
-def gather(
+def make_plan(
     campaign: CampaignFile,
     store: Store,
     settings: Settings,
@@ -398,15 +378,23 @@ def gather(
     *,
     kept: Mapping[str, Any] | None = None,
     texts: bool = False,
-) -> Gathered:
-    """Return a plan and its inputs; `texts`: include the text of every workload's function, for a run.
+) -> CampaignPlan:
+    """Plan a campaign as things are now; `texts`: include the text of every workload's function, for a run.
 
-    `begin` is called once all but the models' contents was checked; importing these takes the time. Raises UsageError
-    as `make_plan` does, and where models are not those of `kept`, the plan that the user has seen.
+    `note` gets messages before slow steps. `begin` is called once all but the models' contents was checked; importing
+    these takes the time. Raises UsageError naming the line of everything in the file that is impossible, as far as was
+    checked, and where models are not those of `kept`, the plan that the user has seen.
     """
     spec = campaign.spec
     host_cores = len(os.sched_getaffinity(0))
-    sampling = _read_sampling(spec.measure, settings, campaign, spec.objective)
+    measure = to_measure(spec.measure, settings)
+    least_s = measure.repeat * measure.min_repeat_s
+    if least_s >= measure.timeout_s:
+        message = (
+            f"measure: {measure.repeat} samples of {measure.min_repeat_s:g} s take {least_s:g} s, which is not "
+            f"within the timeout of {measure.timeout_s:g} s"
+        )
+        raise documents.to_error(campaign.path, [(("measure",), message)])
     models, faults = read_models(campaign)
     if kept is not None:
         require_unchanged(kept, models)
@@ -421,27 +409,7 @@ def gather(
     begin()
     surveyed = _survey(campaign, models, types, note, texts)
     known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}
-    planned = plan_campaign(spec.name, spec.budget, sampling, spec.search.ops, models, surveyed, known, host_cores)
-    return Gathered(planned, tuple(surveyed))
-
-
-def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignFile, objective: str) -> Sampling:
-    """Return how candidates are timed. Raises UsageError where that exceeds its deadline."""
-    sampling = Sampling(
-        spec.repeat or settings.measure_repeat,
-        settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
-        verify_top=spec.verify_top,
-        window_s=0.0 if objective == "latency" else WINDOW_S,
-    )
-    timeout_s = settings.measure_timeout_s if spec.timeout is None else spec.timeout
-    least_s = sampling.repeat * sampling.min_repeat_s
-    if least_s >= timeout_s:
-        message = (
-            f"measure: {sampling.repeat} samples of {sampling.min_repeat_s:g} s take {least_s:g} s, which is not "
-            f"within the timeout of {timeout_s:g} s"
-        )
-        raise documents.to_error(campaign.path, [(("measure",), message)])
-    return sampling
+    return plan_campaign(spec, measure, models, surveyed, known, host_cores)
 
 
 def _survey(
@@ -454,23 +422,19 @@ def _survey(
     """Survey every model for every type that can hold it. Types of one form share an import."""
     wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
     jobs = list({(model.index, model.name, form): (model, form) for model, _, form in wanted}.values())
-    answers = {
-        (model.index, model.name, form): answer
-        for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True)
-    }
-    faults: list[tuple[Place, str]] = [
-        (("models", model.index), f"{model.name}: {documents.to_text(answer)}")
-        for model, form in jobs
-        if isinstance(answer := answers[model.index, model.name, form], UsageError)
-    ]
+    answers: dict[tuple[int, str, Form], WorkloadSurvey] = {}
+    faults: list[tuple[Place, str]] = []
+    for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True):
+        if isinstance(answer, UsageError):
+            faults.append((("models", model.index), f"{model.name}: {documents.to_text(answer)}"))
+        else:
+            answers[model.index, model.name, form] = answer
     if faults:
         raise documents.to_error(campaign.path, list(dict.fromkeys(faults)))
-    surveyed: list[tuple[BoardsOfType, Surveyed]] = [(each, []) for each in types]
-    for boards, surveys in surveyed:
-        for model, each, form in wanted:
-            answer = answers[model.index, model.name, form]
-            if each is boards and isinstance(answer, WorkloadSurvey):
-                surveys.append((model, answer))
+    surveyed: list[tuple[BoardsOfType, Surveyed]] = [
+        (boards, [(model, answers[model.index, model.name, form]) for model, each, form in wanted if each is boards])
+        for boards in types
+    ]
     _require_work(campaign, surveyed)
     return surveyed
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
 from farm.artifacts import import_check
-from farm.campaign import plan
-from farm.campaign.plan import Gathered, gather, to_document
+from farm.campaign.plan import CampaignPlan, find_plan, keep_plan, make_plan, to_document, to_measure
 from farm.campaign.plan_estimate import NO_BOARDS
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
+from farm.campaign.spec import BudgetSpec, CampaignFile
 from farm.crew.choice import TargetPlan
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
@@ -21,7 +20,7 @@ from farm.models.source import keep_model
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.types.campaigns import Budget, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.values import Workload
 
 
@@ -43,26 +42,26 @@ def submit(
     """
     name = campaign.spec.name
     require_new_name(store, name)
-    kept = plan.find_plan(settings.home_path, name)
-    gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
-    order = make_order(gathered, campaign.spec, settings, owner).model_copy(update={"compile_to": compile_to})
+    kept = find_plan(settings.home_path, name)
+    planned = make_plan(campaign, store, settings, note, begin, kept=kept, texts=True)
+    order = make_order(planned, settings, owner).model_copy(update={"compile_to": compile_to})
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
-    estimate = gathered.plan.estimate
-    if not gathered.plan.trials and estimate.limit != NO_BOARDS:
+    estimate = planned.estimate
+    if not planned.trials and estimate.limit != NO_BOARDS:
         raise UsageError(
             f"{campaign.path}: the budget pays for no trial: {estimate.limit} is too small",
             f"Raise it; `farm campaign plan {shlex.quote(str(campaign.path))}` says what a trial costs.",
         )
     if compile_to is not None:
-        for model in gathered.plan.models:
+        for model in planned.models:
             import_check.require_right_import(model.source, model.inputs, note)
-    for model in gathered.plan.models:
+    for model in planned.models:
         keep_model(settings.models_path, model.source)
     if kept is None:
-        document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
-        plan.keep_plan(settings.home_path, document)
-    store.campaigns.submit(order, command, list_workloads(gathered))
+        document = {"file": str(campaign.path.absolute()), **to_document(planned)}
+        keep_plan(settings.home_path, document)
+    store.campaigns.submit(order, command, list_workloads(planned))
     return name
 
 
@@ -95,15 +94,19 @@ def require_new_name(store: Store, name: str) -> None:
         raise UsageError(f"there is a campaign {name} already, which is {state}", hint)
 
 
-def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner: str) -> Order:
+def make_order(plan: CampaignPlan, settings: Settings, owner: str) -> Order:
     """Build the engine's order, with every default filled in. Types without work are left out."""
-    targets = {each.board_type.name: _find_target(surveys) for each, surveys in gathered.surveyed}
-    for made_for in filter(None, targets.values()):
+    spec = plan.spec
+    targets = [
+        next((each.target for _, survey in planned.surveys for each in survey.workloads), None)
+        for planned in plan.types
+    ]
+    for made_for in filter(None, targets):
         gpus.prepare_boards(made_for, settings)
     return Order(
         name=spec.name,
         owner=owner,
-        models=tuple(map(to_model, gathered.plan.models)),
+        models=tuple(map(to_model, plan.models)),
         types=tuple(
             to_type(
                 planned.boards.board_type,
@@ -113,11 +116,13 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
                 {each.at.key: each.at.point for each in planned.points},
                 planned.workloads,
             )
-            for planned in gathered.plan.types
-            if (target := targets[planned.boards.board_type.name]) and planned.workloads and planned.points
+            for planned, target in zip(plan.types, targets, strict=True)
+            if target and planned.workloads and planned.points
         ),
         budget=to_budget(spec.budget),
-        search=_to_search(spec.search, settings),
+        search=SearchOrder(
+            **dict(spec.search) | {"seed": settings.seed if spec.search.seed is None else spec.search.seed}
+        ),
         measure=to_measure(spec.measure, settings),
         labels=dict(spec.boards.labels),
         priority=spec.priority,
@@ -126,12 +131,12 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
     )
 
 
-def list_workloads(gathered: Gathered) -> list[Workload]:
+def list_workloads(plan: CampaignPlan) -> list[Workload]:
     """Return the workloads of an order with their functions, once for each board type."""
     workloads = []
-    for planned, (_, surveys) in zip(gathered.plan.types, gathered.surveyed, strict=True):
+    for planned in plan.types:
         chosen = {each.hash: each for each in planned.workloads}
-        found = {each.hash: each for _, survey in surveys for each in survey.workloads if each.hash in chosen}
+        found = {each.hash: each for _, survey in planned.surveys for each in survey.workloads if each.hash in chosen}
         board_type = planned.boards.board_type.name
         workloads += [
             dataclasses.replace(found[key], weight=each.weight, board_type=board_type) for key, each in chosen.items()
@@ -148,10 +153,6 @@ def to_budget(spec: BudgetSpec) -> Budget:
         per_workload=spec.per_workload,
         energy_j=spec.joules,
     )
-
-
-def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None:
-    return next((each.target for _, survey in surveys for each in survey.workloads), None)
 
 
 def to_model(model: ModelVariant) -> ModelOrder:
@@ -182,28 +183,4 @@ def to_type(
         points=dict(points),
         workloads=tuple(chosen),
         is_host=board_type.host_is_board,
-    )
-
-
-def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
-    return SearchOrder(
-        tuner=spec.tuner,
-        loss=spec.loss,
-        early_stopping=spec.early_stopping,
-        early_stopping_all=spec.early_stopping_all,
-        warm_start=spec.warm_start,
-        exact=spec.exact,
-        seed=settings.seed if spec.seed is None else spec.seed,
-    )
-
-
-def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
-    """Return how candidates are timed; defaults are the settings."""
-    return MeasureOrder(
-        number=spec.number or settings.measure_number,
-        repeat=spec.repeat or settings.measure_repeat,
-        min_repeat_s=settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
-        timeout_s=settings.measure_timeout_s if spec.timeout is None else spec.timeout,
-        memory_bytes=settings.measure_memory_bytes,
-        verify_top=spec.verify_top,
     )

@@ -116,7 +116,7 @@ def tune(request: OneModelRequest, settings: Settings, store: Store, listener: T
         with machine_lock(request.wait_s, listener.note):
             pass  # the engine takes it
     run = _Run(request, place, settings, store, listener)
-    with client.engine_prestart(settings) as engine:
+    with client.EnginePrestart(settings) as engine:
         try:
             return run.carry_out(engine)
         finally:

@@ -210,7 +210,7 @@ def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _print_plan(planned: CampaignPlan) -> None:
-    output.say(f"campaign {planned.name}")
+    output.say(f"campaign {planned.spec.name}")
     tables.print_table(
         ("Model", "Batch", "Inputs", "SHA-256"),
         [

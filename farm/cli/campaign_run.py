@@ -46,7 +46,7 @@ def run(
     campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     screen = CampaignScreen()
-    with options.open_store(settings) as store, client.engine_prestart(settings) as engine:
+    with options.open_store(settings) as store, client.EnginePrestart(settings) as engine:
         command = f"campaign run {file}"
         folder = campaign_options.to_folder(compile_to)
         name = submit.submit(campaign, store, settings, machine.name_user(), command, screen.note, engine.begin, folder)
@@ -86,7 +86,7 @@ def resume(
         campaign = store.campaigns.require(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
             control.resume(store, name, machine.name_user())
-            with client.engine_prestart(settings) as engine:
+            with client.EnginePrestart(settings) as engine:
                 _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
         campaign_options.make(settings, name, screen.note, json)
@@ -106,7 +106,7 @@ def clone(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         submit.clone(store, name, new, changes, machine.name_user(), f"campaign clone {name} {new}")
-        with client.engine_prestart(settings) as engine:
+        with client.EnginePrestart(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
 

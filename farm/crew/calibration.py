@@ -39,17 +39,6 @@ def require_kernel(kernels: golden.GoldenKernels, kind: BoardType | None, archit
     return kernels.require(golden.plan_target(target, architecture))
 
 
-def run_kernel(
-    session: BlockingSession,
-    kernel: golden.GoldenKernel,
-    runs: int = RUNS,
-    warmup: int = WARMUP,
-    energy: EnergySpec | None = None,
-) -> tuple[Outcome, Arrays]:
-    """Return its outcome and outputs, unchecked."""
-    return session.run_model(plan_run(runs, warmup, energy), kernel.library, golden.make_inputs())
-
-
 def plan_run(runs: int = RUNS, warmup: int = WARMUP, energy: EnergySpec | None = None) -> RunSpec:
     """Describe the timing of a golden kernel."""
     limits = Limits(timeout_s=RUN_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=1)
@@ -58,7 +47,7 @@ def plan_run(runs: int = RUNS, warmup: int = WARMUP, energy: EnergySpec | None =
 
 def require_right(session: BlockingSession, kernel: golden.GoldenKernel, energy: EnergySpec | None = None) -> Outcome:
     """Run it and check the result. Raises PermanentError, whose message does not name the board."""
-    outcome, outputs = run_kernel(session, kernel, energy=energy)
+    outcome, outputs = session.run_model(plan_run(energy=energy), kernel.library, golden.make_inputs())
     check(outcome, outputs)
     return outcome
 

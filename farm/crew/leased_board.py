@@ -229,7 +229,6 @@ class LeasedBoard:
         key: str,
         purpose: str,
         find_tracker: Callable[[], Tracker | None] | None,
-        ttl_s: float = LEASE_TTL_S,
         kind: WorkKind | None = None,
         request: int | None = None,
     ) -> None:
@@ -247,7 +246,7 @@ class LeasedBoard:
             store.leases.find_reservation(self.name, name_user()) if kind not in (None, WorkKind.TRIALS) else None
         )
         taken = functools.partial(store.leases.acquire, self.name, name_owner(), purpose)
-        lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
+        lease = reserved or taken(ttl_s=LEASE_TTL_S, kind=kind, request=request, through=name_coordinator())
         self.keeper = LeaseKeeper(store.location, lease, ours=reserved is None)
         with contextlib.ExitStack() as undo:
             undo.callback(self.keeper.leave)

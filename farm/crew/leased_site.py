@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from farm.closing import Closing
+from farm.connectivity.services import Services
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import BoardChoice, find_left_out, find_unusable, plan_choice, plan_pool, require_usable
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
-from farm.crew.queue_entry import QueueEntry, explain, read_queue
+from farm.crew.queue_entry import QueueEntry
 from farm.crew.site import find_outage
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.processes.machine import name_user
 from farm.store import Store
-from farm.store.leases import LEASE_TTL_S
 from farm.types.documents import BoardInfo
 from farm.values import Lease, WorkKind
 
@@ -27,14 +26,6 @@ from farm.values import Lease, WorkKind
 _LOOK_S = 0.5
 # How often to repeat that a board is still waited for.
 _REMIND_S = 30.0
-
-
-class RunningServices(Protocol):
-    """The running services of the farm, as far as boards need them."""
-
-    @property
-    def tracker(self) -> Tracker:
-        """The tracker at which boards are requested."""
 
 
 class FleetSite(Closing):
@@ -47,14 +38,13 @@ class FleetSite(Closing):
 
     def __init__(
         self,
-        services: RunningServices,
+        services: Services,
         store: Store,
         board_type: str,
         name: str | None,
         purpose: str,
         wait_s: float,
         note: Callable[[str], None],
-        ttl_s: float = LEASE_TTL_S,
     ) -> None:
         """`ensure_alive` looks for a board for up to `wait_s`; `note` gets what is waited for and which board was
         taken. The queue entry lasts until `close`.
@@ -63,7 +53,7 @@ class FleetSite(Closing):
         with the reason of each, or at once where an operator has to act first (BoardUnsafeError where all are unsafe).
         """
         self._services, self._store = services, store
-        self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
+        self._board_type, self._purpose = board_type, purpose
         self._wait_s, self._note = wait_s, note
         rows = store.boards.fetch()
         self._pool = plan_pool(rows, board_type, name)
@@ -135,7 +125,7 @@ class FleetSite(Closing):
 
     def _begin_waiting(self) -> None:
         self._deadline = time.monotonic() + self._wait_s
-        self._place.begin_anew()
+        self._place.since = time.monotonic()
 
     def _leave(self, reason: str) -> None:
         """Leave the board and look for another one."""
@@ -157,12 +147,12 @@ class FleetSite(Closing):
         elif reserved := self._find_reserved(rows):
             choice = BoardChoice(reserved, {})
         else:
-            choice = self._choose(rows, choice)
+            choice = choice.without(self._place.explain(rows, choice.free))
         for name in choice.free:
             try:
                 key = f"{self._board_type}/{name}"
                 self._board = LeasedBoard(
-                    self._store, key, self._purpose, lambda: self.tracker, self._ttl_s, self._kind, self._place.number
+                    self._store, key, self._purpose, lambda: self.tracker, self._kind, self._place.number
                 )
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # another was faster
                 choice = choice.without({name: error.message})
@@ -187,12 +177,3 @@ class FleetSite(Closing):
         """Return boards that are reserved for this user: they need no queue."""
         mine = [row for row in rows if row.name in self._pool and row.is_reserved_by(name_user())]
         return tuple(row.name for row in mine if not find_unusable(row))
-
-    def _choose(self, rows: Sequence[BoardInfo], choice: BoardChoice) -> BoardChoice:
-        """Return the boards that the queue grants us."""
-        self._place.stay()
-        queue, plan = read_queue(self._store, rows)
-        mine = next((each for each in queue.requests if each.id == self._place.number), None)
-        if mine is None:  # our entry was renewed too late: at the next look
-            return choice.without(dict.fromkeys(choice.free, "the request for it is being renewed"))
-        return choice.without(explain(mine, queue, plan, choice.free))

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 from device_agent.protocol.interpreters import python_command
 from farm import emulation
+from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind
 from farm.errors import DeadlineError, LeaseOverError, UnavailableError, UsageError
@@ -56,7 +56,7 @@ AGENT_START_TIMEOUT_S = 30.0
 FIRST_AGENT_PORT = 9090
 
 
-class LocalFarm:
+class LocalFarm(Closing):
     """Tracker and agent as child processes, as a `Site`. `cores` are those the agent may use (all: None)."""
 
     # No lease: no other process knows this tracker.
@@ -74,7 +74,7 @@ class LocalFarm:
         try:
             self._start_agent()
         except BaseException:
-            self.stop()
+            self.close()
             raise
 
     def ensure_alive(self) -> list[str]:
@@ -111,18 +111,10 @@ class LocalFarm:
         assert self._started is not None  # `__init__` raises otherwise
         return self._started
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._started is not None:
             children.stop(self._started)
         self.tracker.stop()
-
-    def __enter__(self) -> LocalFarm:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _start_agent(self) -> None:
         self._ready_file.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class QueueEntry:
         self.boards = frozenset(boards)
         self._store, self._kind, self._purpose, self._board_type = store, kind, purpose, board_type
         self.priority, self._campaign, self._ttl_s = priority, campaign, ttl_s
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._sign_at = 0.0
 
     def stay(self) -> None:
@@ -71,7 +71,7 @@ class QueueEntry:
                 wanted=len(self.boards) if self._kind is WorkKind.TRIALS else 1,
                 priority=self.priority,
                 campaign=self._campaign,
-                waited_s=now - self._since,
+                waited_s=now - self.since,
                 ttl_s=self._ttl_s,
                 through=name_coordinator(),
             )
@@ -93,9 +93,14 @@ class QueueEntry:
                 self._store.queue.leave(self.number)
             self.number = None
 
-    def begin_anew(self) -> None:
-        """Start the waiting time anew."""
-        self._since = time.monotonic()
+    def explain(self, rows: Sequence[BoardInfo], free: Collection[str]) -> dict[str, str]:
+        """Write or renew the entry; explain why it does not get free boards, and which one is next."""
+        self.stay()
+        queue, plan = read_queue(self._store, rows)
+        mine = next((each for each in queue.requests if each.id == self.number), None)
+        if mine is None:  # it was renewed too late: at the next look
+            return dict.fromkeys(free, "the request for it is being renewed")
+        return explain(mine, queue, plan, free)
 
 
 def read_queue(store: Store, rows: Sequence[BoardInfo], leaving: Iterable[str] = ()) -> tuple[BoardQueue, QueuePlan]:

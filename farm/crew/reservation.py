@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from farm.crew.choice import find_reason
-from farm.crew.queue_entry import QueueEntry, explain, read_queue
+from farm.crew.queue_entry import QueueEntry
 from farm.errors import TransientError, UnavailableError, UsageError
 from farm.processes.machine import name_user
 from farm.store import Store
@@ -83,9 +83,5 @@ def _find_obstacle(store: Store, name: str, place: QueueEntry) -> str:
     reason = find_reason(row)
     if reason and row.lease is None:
         return ""
-    place.stay()
-    queue, plan = read_queue(store, rows)
-    if reason:
-        return reason
-    mine = next((each for each in queue.requests if each.id == place.number), None)
-    return "the request for it is being renewed" if mine is None else explain(mine, queue, plan, [name]).get(name, "")
+    queued = place.explain(rows, [name]).get(name, "")
+    return reason or queued

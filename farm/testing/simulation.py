@@ -303,7 +303,7 @@ class Farm:
 
     def _work(self, settings: Settings, store: Store, stopping: Any, note: Any) -> None:
         """`engine.run_engine`, with what is played."""
-        within = types.SimpleNamespace(tracker=PlayedTracker(self))
+        within: Any = types.SimpleNamespace(tracker=PlayedTracker(self))
         with contextlib.ExitStack() as stack:
             held = stack.enter_context(boards.EngineBoards(within, store, settings, "campaign", self.tell))
             compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, 2, self.tell))

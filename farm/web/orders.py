@@ -55,7 +55,7 @@ def submit_campaign(
         raise Refused(503, "another campaign is being planned", "Try again in a minute.")
     with contextlib.ExitStack() as stack:
         stack.callback(_planning.release)
-        engine = stack.enter_context(client.engine_prestart(settings))
+        engine = stack.enter_context(client.EnginePrestart(settings))
         command = "POST /api/v1/campaigns"
         submit(file, store, settings, _name_holder(person), command, lambda text: None, engine.begin)
         engine.ensure()

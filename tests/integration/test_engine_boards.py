@@ -298,8 +298,7 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     """
     *_, drifting = bench.agents
     spec = MeasureSpec((SHAPE,) * 3, repeat=5, min_repeat_s=0.02, limits=Limits(10.0, threads=1))
-    bench.crew.set_reference_kernel(TYPE, DEFAULT, spec, matmul)
-    assert bench.crew.has_reference_kernel(TYPE)
+    bench.crew.offer_reference_kernel(TYPE, DEFAULT, spec, matmul)
     for _ in range(4):
         for number in [bench.measure(name, matmul) for name in bench.agents]:
             bench.measured(number)

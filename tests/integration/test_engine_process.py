@@ -130,7 +130,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
     monkeypatch.setenv("FARM_TRACKER_PORT", str(find_free_port()))
     monkeypatch.setenv("FARM_METRICS_PORT", "0")
     with Store(settings.home_path / "farm.db") as store:
-        with client.engine_prestart(settings) as engine:
+        with client.EnginePrestart(settings) as engine:
             engine.begin()
             wait_until(lambda: ENGINE.find(settings.home_path) is not None, "the engine")
             submit(store, make_order("c"))
@@ -138,7 +138,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
             wait_until(lambda: store.campaigns.require("c").engine, "the campaign to be taken up")
             control.cancel(settings, store, "c", "op")
         assert engine.process.wait(60) == 0
-        with client.engine_prestart(settings) as engine:
+        with client.EnginePrestart(settings) as engine:
             engine.begin()
             wait_until(lambda: ENGINE.find(settings.home_path) is not None, "another engine")
         assert engine.process.wait(60) == 0

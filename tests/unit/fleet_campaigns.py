@@ -8,10 +8,19 @@ from typing import Any, NamedTuple
 
 from device_agent.protocol import FaultSide, OperatingPoint
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task, to_campaign
+from farm.campaign.scheduler.state import (
+    Assignment,
+    CampaignEntry,
+    Job,
+    SchedulerSettings,
+    SearchRequest,
+    Status,
+    Task,
+    TaskKey,
+    to_campaign,
+)
 from farm.search.tuners.tasks import Candidate
 from farm.types.campaigns import WorkloadOrder
 from tests.unit.campaign_orders import SEARCH, make_order, make_type
@@ -39,7 +48,7 @@ class Act(NamedTuple):
     """What a worker was asked for, as it was then."""
 
     kind: str
-    task: v.TaskKey | None = None
+    task: TaskKey | None = None
     job: int = 0
     candidate: str = ""
     request: int = 0
@@ -83,7 +92,7 @@ class Hands:
     def __init__(self, *boards: str, **settings: Any) -> None:
         values: dict[str, Any] = {"batch": 4, "warmup": 4, "builders": 8}
         self.worker = Recorder()
-        self.state = FleetState(v.SchedulerSettings(**(values | settings)), self.worker)
+        self.state = FleetState(SchedulerSettings(**(values | settings)), self.worker)
         self.now_s = 0.0
         self.seen: list[Act] = []
         self.searches: dict[int, Act] = {}
@@ -160,7 +169,7 @@ class Hands:
     def of(self, kind: str) -> list[Act]:
         return [act for act in self.seen if act.kind == kind]
 
-    def status(self, name: str = "vision") -> v.Status:
+    def status(self, name: str = "vision") -> Status:
         """A campaign's status."""
         return self.state.campaigns[name].status
 

@@ -20,13 +20,13 @@ from farm.campaign.plan import (
     ASSUMED_BUILD_S,
     CampaignPlan,
     Known,
-    Sampling,
     find_plan,
     keep_plan,
     merge_workloads,
     plan_campaign,
     require_unchanged,
     to_document,
+    to_measure,
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
@@ -39,6 +39,7 @@ from farm.models.inputs import make_inputs, read_inputs
 from farm.models.quantise import quantise
 from farm.models.source import resolve_model
 from farm.search.cores import find_clock_factor
+from farm.settings import Settings
 from farm.store.totals import TrialCosts
 from farm.types.documents import BoardInfo
 from farm.values import Workload
@@ -405,7 +406,7 @@ def test_no_trial_is_lost_in_dividing(jobs: list[tuple[int, int]], trials: int, 
 
 def make(types: dict[str, BoardType], costs: TrialCosts | None = None) -> CampaignPlan:
     """A plan for one model with the workloads `a` and `b` at two points of two nanos."""
-    spec = campaign(operating_points=["default", MAXN])
+    spec = campaign(operating_points=["default", MAXN], measure={"repeat": 3, "min_repeat": "100ms"})
     models = read(spec)
     boards, _ = choose(spec, types, row("n1"), row("n2", state="offline"))
     known = Known(
@@ -415,9 +416,7 @@ def make(types: dict[str, BoardType], costs: TrialCosts | None = None) -> Campai
     )
     survey = WorkloadSurvey((workload("a"), workload("b")), "graph/2")
     surveyed = [(each, [(models[0], survey)]) for each in boards]
-    return plan_campaign(
-        "c", BudgetSpec(trials=100), Sampling(3, 0.1), (), models, surveyed, {"jetson-nano": known}, CORES
-    )
+    return plan_campaign(spec, to_measure(spec.measure, Settings()), models, surveyed, {"jetson-nano": known}, CORES)
 
 
 def test_a_plan_says_what_is_covered(types: dict[str, BoardType]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import farm
-from farm.campaign.plan import Gathered, Known, Sampling, keep_plan, plan_campaign
+from farm.campaign.plan import CampaignPlan, Known, keep_plan, plan_campaign, to_measure
 from farm.campaign.plan_boards import choose_boards
 from farm.campaign.plan_models import WorkloadSurvey, read_models
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
@@ -38,7 +38,7 @@ def workload(hash: str, kind: str = "dense", weight: int = 1) -> Workload:
     return Workload(hash, f"{kind} 1>1", 1e6, weight, (((4, 4), "float32"),), f"module of {hash}", TARGET, "graph/2")
 
 
-def gather(given: CampaignSpec) -> Gathered:
+def gather(given: CampaignSpec) -> CampaignPlan:
     """What planning finds: `a` and `b` in the first model, `b` and a third in every other one."""
     models, _ = read_models(CampaignFile(pathlib.Path("c.yaml"), given))
     rows = [make_row("n1", simulated=True), make_row("t1", "jetson-tx2", simulated=True)]
@@ -55,18 +55,17 @@ def gather(given: CampaignSpec) -> Gathered:
     ]
     surveyed = [(each, surveys) for each in types]
     known = {each.board_type.name: Known(TrialCosts(), {}, frozenset()) for each in types}
-    planned = plan_campaign(given.name, given.budget, Sampling(3, 0.1), given.search.ops, models, surveyed, known, 2)
-    return Gathered(planned, tuple(surveyed))
+    return plan_campaign(given, to_measure(given.measure, Settings()), models, surveyed, known, 2)
 
 
 def test_an_exact_campaign_orders_the_exact_pipeline() -> None:
     """What `search.exact` leaves out is left out when models are read, and when they are compiled afterwards."""
-    [kind] = make_order(gather(plain := spec()), plain, Settings(), "ana@desk").types
+    [kind] = make_order(gather(spec()), Settings(), "ana@desk").types
     given = spec(search={"exact": True})
-    order = make_order(gather(given), given, Settings(), "ana@desk")
+    order = make_order(gather(given), Settings(), "ana@desk")
     assert (kind.pipeline, order.types[0].pipeline) == ("graph/2", "graph/2-exact")
     given = spec(search={"exact": True}, device="gpu")
-    assert make_order(gather(given), given, Settings(), "ana@desk").types[0].pipeline == "gpu/2-exact"
+    assert make_order(gather(given), Settings(), "ana@desk").types[0].pipeline == "gpu/2-exact"
     assert order.search.exact
 
 
@@ -79,7 +78,7 @@ def test_an_order_says_everything() -> None:
         measure={"min_repeat": "50ms"},
         priority=2,
     )
-    order = make_order(gather(given), given, Settings(measure_repeat=5, seed=9), "ana@desk")
+    order = make_order(gather(given), Settings(measure_repeat=5, seed=9), "ana@desk")
     assert order.budget == Budget(wall_clock_s=7200.0, board_s=5400.0)
     assert (order.measure.repeat, order.measure.min_repeat_s, order.measure.verify_top) == (5, 0.05, 3)
     assert (order.search.tuner, order.search.seed, order.priority, order.owner) == ("xgb", 9, 2, "ana@desk")
@@ -93,7 +92,7 @@ def test_an_order_says_everything() -> None:
 def test_an_order_knows_how_often_each_model_calls_a_workload() -> None:
     """A workload that models share has one weight for all of them and a number of calls for each."""
     given = spec(models=["mlp", "tiny-cnn"])
-    [kind] = make_order(gather(given), given, Settings(), "a").types
+    [kind] = make_order(gather(given), Settings(), "a").types
     [shared] = [each for each in kind.workloads if each.hash == "b"]
     assert (shared.weight, shared.models, shared.calls) == (6, ("mlp", "tiny-cnn"), (3, 3))
 

@@ -17,7 +17,7 @@ from tests.unit.fleet_campaigns import Hands
 
 
 class NoSearches:
-    def open(self, plan: Any) -> None:
+    def open(self, *search: Any) -> None:
         """Nothing is begun."""
 
 

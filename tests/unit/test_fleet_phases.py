@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler.values import Phase, Status
+from farm.campaign.scheduler.state import Phase, Status
 from tests.unit.fleet_campaigns import Hands
 
 

@@ -9,7 +9,7 @@ import pytest
 from device_agent.protocol import FaultSide, OperatingPoint
 from farm.campaign.engine import resume
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler.values import Status
+from farm.campaign.scheduler.state import Status
 from farm.errors import UsageError
 from farm.store.totals import CountedTrial
 from farm.types.campaigns import Budget
@@ -483,20 +483,8 @@ def test_a_campaign_goes_on_after_a_restart() -> None:
 # Bad input
 
 
-def test_orders_that_cannot_be_are_refused() -> None:
-    """A second campaign of the same name is refused, and the state is as it was. Pausing what does not exist is an
-    error; so is a campaign without workloads.
-    """
-    hands = fleet("a")
-    with pytest.raises(UsageError, match="already"):
-        hands.add()
-    hands.finish()
-    assert len(hands.of("count")) == 100
-    hands = Hands()
-    with pytest.raises(UsageError, match="no campaign"):
-        hands.tell(events.pause, "missing")
-    with pytest.raises(UsageError, match="nothing to do"):
-        hands.add(workloads=0)
+def test_a_trial_of_another_campaign_is_refused() -> None:
+    """The store has it for this campaign, whose order lacks its workload."""
     with pytest.raises(UsageError, match="is no workload of"):
         resume.to_campaign(campaign().order, Budget(), [CountedTrial("nano", "x", "default", None)])
 

@@ -12,11 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import ON_BOARD
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import BoardEntry, Job, Pool
-from farm.campaign.scheduler.values import Status
+from farm.campaign.scheduler.state import OVER, BoardEntry, Job, Pool, Status, TaskKey
 from farm.types.campaigns import Budget
 from tests.unit.fleet_campaigns import Act, Hands, campaign
 
@@ -31,7 +29,7 @@ LIMIT_S = 2_000.0
 
 class Checked(Hands):
     def __init__(self) -> None:
-        self.open: set[tuple[v.TaskKey, str]] = set()
+        self.open: set[tuple[TaskKey, str]] = set()
         self.late: list[int] = []
         super().__init__(batch=3, warmup=2, builders=3, measure_limit_s=LIMIT_S, max_faults_in_a_row=6)
 
@@ -80,7 +78,7 @@ class Lives(RuleBasedStateMachine):
     }))  # fmt: skip
     def add(self, name: str, fields: dict[str, Any]) -> None:
         known = self.fleet.state.campaigns.get(name)
-        if known is None or known.status in v.OVER:
+        if known is None or known.status in OVER:
             self.fleet.tell(events.add_campaign, campaign(name, budget=Budget(trials=15), **fields))
 
     @rule(name=NAMES, order=st.sampled_from([events.pause, events.resume, events.resume, events.cancel]))
@@ -103,7 +101,7 @@ class Lives(RuleBasedStateMachine):
         board=BOARDS,
         board_type=st.sampled_from(["nano", "nano", "tx2"]),
         point=st.sampled_from(POINTS),
-        label=st.sampled_from([v.NO_LABELS, frozenset({"rack=a"})]),
+        label=st.sampled_from([frozenset({"rack=a"})]),
     )
     def arrive(self, board: str, board_type: str, point: str, label: frozenset[str]) -> None:
         self.fleet.tell(events.arrive, board, board_type, point, label)
@@ -180,7 +178,7 @@ class Lives(RuleBasedStateMachine):
         for entry in state.campaigns.values():
             trials, most = entry.budget.trials, entry.budget.per_workload
             assert trials is None or entry.open <= max(0, trials - entry.counted)
-            for task in entry.tasks if entry.status not in v.OVER else ():
+            for task in entry.tasks if entry.status not in OVER else ():
                 assert most is None or task.open <= max(0, most - task.counted)
             if entry.budget.board_s is not None and entry.on_board:
                 assert entry.board_s + entry.on_board * LIMIT_S <= entry.budget.board_s
@@ -207,7 +205,7 @@ class Lives(RuleBasedStateMachine):
             fleet.tell(events.resume, name)
         fleet.finish(most=500)
         for entry in fleet.state.campaigns.values():
-            assert entry.status in v.OVER
+            assert entry.status in OVER
             assert entry.open == 0
         assert not fleet.open
 

@@ -23,5 +23,5 @@ def test_a_part_that_moved_is_said_with_what_breaks(monkeypatch: pytest.MonkeyPa
         ray_calls.forget_token()
     assert said in refused.value.message
     assert ray.__version__ in refused.value.message
-    with ray_calls.on_loopback(), ray_calls.without_handlers():
+    with ray_calls.on_loopback(), ray_calls.own_signal_handlers():
         pass

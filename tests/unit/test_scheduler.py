@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.campaign.scheduler import priority
-from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState
+from farm.campaign.scheduler import scheduler
+from farm.campaign.scheduler.state import Task
+from farm.types.campaigns import WorkloadOrder
 
-SETTINGS = PrioritySettings(warmup=4, batch=8)
+# Warm-up, batch and the most of a task.
+BATCH = 8
+SETTINGS = (4, BATCH, 10**9)
 
 
-def state(**fields: object) -> WorkloadState:
-    values: dict[str, object] = {"kind": "conv2d", "weight": 1.0, "flop": 1e8}
-    return WorkloadState(**(values | fields))  # type: ignore[arg-type]
+def state(kind: str = "conv2d", weight: float = 1.0, flop: float = 1e8, **fields: Any) -> Task:
+    workload = WorkloadOrder(hash="w", name="w", kind=kind, flop=flop, weight=weight, models=())
+    return Task(key=cast("Any", None), lane=cast("Any", None), workload=workload, **fields)
 
 
 workload_states = st.builds(
-    WorkloadState,
+    state,
     kind=st.sampled_from(["conv2d", "dense", "softmax"]),
     weight=st.integers(1, 20).map(float),
     flop=st.sampled_from([0.0, 1e3, 1e6, 1e9]),
@@ -31,30 +35,30 @@ workload_states = st.builds(
 
 
 @given(st.lists(workload_states, max_size=12), st.integers(-3, 500))
-def test_a_decision_stays_within_budget_and_space(states: list[WorkloadState], remaining: int) -> None:
+def test_a_decision_stays_within_budget_and_space(states: list[Task], remaining: int) -> None:
     """Never more trials than remain, never an exhausted workload, and None only where nothing can be done."""
-    decision = priority.decide_next(states, remaining, SETTINGS)
+    decision = scheduler.decide_next(states, remaining, *SETTINGS)
     if decision is None:
         assert remaining <= 0 or all(s.exhausted for s in states)
         return
     index, count = decision
     assert not states[index].exhausted
-    assert 1 <= count <= min(remaining, SETTINGS.batch)
+    assert 1 <= count <= min(remaining, BATCH)
 
 
 @given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
-def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int) -> None:
+def test_breadth_comes_before_depth(states: list[Task], remaining: int) -> None:
     """Where there is enough for it, no workload gets a second round while another was never tried."""
-    decision = priority.decide_next(states, remaining, SETTINGS)
+    decision = scheduler.decide_next(states, remaining, *SETTINGS)
     fresh = sum(s.asked == 0 and not s.exhausted for s in states)
     if fresh and remaining:
         assert states[decision[0]].asked == 0
 
 
 @given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
-def test_the_same_states_give_the_same_decision(states: list[WorkloadState], remaining: int) -> None:
+def test_the_same_states_give_the_same_decision(states: list[Task], remaining: int) -> None:
     """Nothing but its arguments enters a decision."""
-    assert priority.decide_next(states, remaining, SETTINGS) == priority.decide_next(states, remaining, SETTINGS)
+    assert scheduler.decide_next(states, remaining, *SETTINGS) == scheduler.decide_next(states, remaining, *SETTINGS)
 
 
 def test_the_weightiest_comes_first() -> None:
@@ -62,9 +66,9 @@ def test_the_weightiest_comes_first() -> None:
     below two thousandths of the model is worth one trial at first.
     """
     states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
-    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
+    assert scheduler.decide_next(states, 100, *SETTINGS) == (1, 1)
     states = [state(flop=1e9, asked=4, rounds_s=(1e-2,)), state(flop=1e5, kind="softmax")]
-    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
+    assert scheduler.decide_next(states, 100, *SETTINGS) == (1, 1)
 
 
 def test_every_workload_has_a_trial_before_any_has_two() -> None:
@@ -72,7 +76,7 @@ def test_every_workload_has_a_trial_before_any_has_two() -> None:
     states = [state(flop=3e8), state(flop=5e8), state(flop=1e2)]
     given = []
     for _ in range(5):
-        decision = priority.decide_next(states, 10_000, SETTINGS)
+        decision = scheduler.decide_next(states, 10_000, *SETTINGS)
         assert decision is not None
         given.append(decision)
         index, count = decision
@@ -85,12 +89,12 @@ def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
     states = [state(flop=flop) for flop in (1e6, 5e8, 1e7, 3e8, 4e8, 1e5)]
     given = []
     for remaining in (3, 2, 1):
-        decision = priority.decide_next(states, remaining, SETTINGS)
+        decision = scheduler.decide_next(states, remaining, *SETTINGS)
         assert decision is not None
         index, count = decision
         assert count == 1
         given.append(index)
-        best_s = (states[index].flop / 30e9,)
+        best_s = (states[index].workload.flop / 30e9,)
         states[index] = dataclasses.replace(states[index], asked=1, rounds_s=best_s)
     assert given == [1, 4, 3]
 
@@ -100,11 +104,11 @@ def test_a_few_trials_go_where_they_gain_most() -> None:
     pool = state(kind="max_pool2d", flop=1e6)
     states = [pool, *(state(flop=flop) for flop in (4e8, 3e8, 2e8, 1e8)), *(state(flop=1e5) for _ in range(12))]
     remaining = 30
-    while decision := priority.decide_next(states, remaining, SETTINGS):
+    while decision := scheduler.decide_next(states, remaining, *SETTINGS):
         index, count = decision
         each = states[index]
         asked = each.asked + count
-        start_s = 2e-2 if each is states[0] and asked == 1 else 5e-4 if index == 0 else each.flop / 20e9
+        start_s = 2e-2 if each is states[0] and asked == 1 else 5e-4 if index == 0 else each.workload.flop / 20e9
         best_s = (*each.rounds_s, start_s * (1 + 1 / asked) / 2)
         states[index] = dataclasses.replace(each, asked=asked, rounds_s=best_s)
         remaining -= count
@@ -116,7 +120,7 @@ def test_a_small_budget_is_spread() -> None:
     """Of equal workloads every one gets its trial before any gets two."""
     states = [state() for _ in range(6)]
     remaining = 7
-    while (decision := priority.decide_next(states, remaining, SETTINGS)) and remaining:
+    while (decision := scheduler.decide_next(states, remaining, *SETTINGS)) and remaining:
         index, count = decision
         states[index] = dataclasses.replace(states[index], asked=states[index].asked + count)
         remaining -= count
@@ -130,20 +134,20 @@ def test_gains_decide_among_the_tried() -> None:
     """
     still = state(asked=40, rounds_s=(1e-3, 1e-3, 1e-3, 1e-3))
     falling = state(asked=40, rounds_s=(4e-3, 3e-3, 2e-3, 1e-3))
-    assert priority.decide_next([still, falling], 100, SETTINGS) == (1, 8)
+    assert scheduler.decide_next([still, falling], 100, *SETTINGS) == (1, 8)
     once = state(asked=8, rounds_s=(3e-3, 2e-3))
     often = state(asked=8, rounds_s=(3e-3, 2e-3), weight=10.0)
-    assert priority.decide_next([once, often], 100, SETTINGS) == (1, 8)
+    assert scheduler.decide_next([once, often], 100, *SETTINGS) == (1, 8)
     fast = state(asked=16, rounds_s=(1e-3,))
     slow = state(asked=16, rounds_s=(2e-2,))
-    assert priority.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
+    assert scheduler.decide_next([fast, slow], 100, *SETTINGS) == (1, 8)
 
 
 def simulate(floors_s: list[float], start_s: list[float], weights: list[float], budget: int) -> list[int]:
     """Tune workloads whose best latency falls towards a floor as 1 / (1 + trials / 8); returns trials for each."""
     states = [state(weight=w, flop=1e8) for w in weights]
     remaining = budget
-    while decision := priority.decide_next(states, remaining, SETTINGS):
+    while decision := scheduler.decide_next(states, remaining, *SETTINGS):
         index, count = decision
         asked = states[index].asked + count
         best = floors_s[index] + (start_s[index] - floors_s[index]) / (1 + asked / 8)

@@ -9,11 +9,10 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine.engine_board import AskedBack, Bell, BoardEvent, EngineBoard, Left
-from farm.campaign.engine.host import HostBoard
+from farm.campaign.engine.host import HostBoard, KeptServices
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import plan_choice
 from farm.crew.held_board import Ended
@@ -118,20 +117,12 @@ class TrialQueue:
         self._places.clear()
 
 
-class TrackerSource(Protocol):
-    """The farm's services, as far as boards need them."""
-
-    @property
-    def tracker(self) -> Tracker | None:
-        """The tracker at which boards are requested; None while there is none."""
-
-
 class BoardKeeping:
     """All boards held, and the reports on them. Not thread-safe, as its store."""
 
     def __init__(
         self,
-        services: TrackerSource,
+        services: KeptServices,
         store: Store,
         purpose: str,
         note: Callable[[str], None],

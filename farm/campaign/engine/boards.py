@@ -6,6 +6,7 @@ Nothing here waits: the engine polls. `board_keeping` decides which boards are h
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,17 +15,10 @@ from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
 from farm.campaign.engine import reference_kernels
-from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
-from farm.campaign.engine.engine_board import (
-    Arrived,
-    AskedBack,
-    BoardEvent,
-    Call,
-    EngineBoard,
-    Left,
-)
-from farm.campaign.engine.host import HostBoard
-from farm.campaign.engine.reference_kernels import Rhythm
+from farm.campaign.engine.board_keeping import BoardKeeping
+from farm.campaign.engine.engine_board import Arrived, AskedBack, BoardEvent, Call, EngineBoard, Left
+from farm.campaign.engine.host import HostBoard, KeptServices
+from farm.campaign.engine.reference_kernels import ReferenceKernel, Rhythm
 from farm.closing import Closing
 from farm.crew.health import Kind
 from farm.crew.held_board import Ended, measuring, running
@@ -46,7 +40,7 @@ class EngineBoards(BoardKeeping, Closing):
 
     def __init__(
         self,
-        services: TrackerSource,
+        services: KeptServices,
         store: Store,
         settings: Settings,
         purpose: str,
@@ -56,30 +50,31 @@ class EngineBoards(BoardKeeping, Closing):
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards run their type's reference kernel."""
         super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
-        self._reference_kernels = reference_kernels.ReferenceKernels(rhythm or Rhythm())
+        self._rhythm = rhythm or Rhythm()
+        self._kernels: dict[str, ReferenceKernel] = {}
+        # How often each board was found to drift.
+        self._drifts: collections.Counter[str] = collections.Counter()
 
-    def has_reference_kernel(self, board_type: str) -> bool:
-        """Whether a type has a reference kernel."""
-        return self._reference_kernels.has(board_type)
+    def offer_reference_kernel(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """Make this candidate, which ran well, the type's reference kernel; the first one stays, unless it fails.
 
-    def set_reference_kernel(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """Make this candidate, which ran well, the type's reference kernel.
-
-        Boards run it between trials. One that drifts is left, and the drift is written to the store. The first kernel
-        of a type stays, unless it fails.
+        Boards run it between trials. One that drifts is left, and the drift is written to the store.
         """
-        self._reference_kernels.set(board_type, point, spec, library)
+        if board_type not in self._kernels:
+            self._kernels[board_type] = ReferenceKernel.of(point, spec, library, self._rhythm)
 
     def ask_reference_kernels(self, board_types: Collection[str]) -> None:
         """Have boards of these types run their reference kernel before their results are used; see `is_settling`."""
         for held in self._held.values():
-            if held.board_type in board_types:
-                self._reference_kernels.ask(held)
+            if held.board_type in board_types and (kernel := self._kernels.get(held.board_type)):
+                kernel.book.ask(held.name)
 
     def is_settling(self, board_types: Collection[str]) -> bool:
         """Whether it is still open if a board of these types drifts."""
         return any(
-            self._reference_kernels.is_settling(each) for each in self._held.values() if each.board_type in board_types
+            kernel.book.is_settling(held.name)
+            for held in self._held.values()
+            if held.board_type in board_types and (kernel := self._kernels.get(held.board_type))
         )
 
     def poll(self) -> list[BoardEvent]:
@@ -137,10 +132,14 @@ class EngineBoards(BoardKeeping, Closing):
         """Answer the ended call at the head, and leave a board that is unfit."""
         call = held.calls.popleft()
         if not call.revoked:
-            if call.kind == "measure":
-                self._reference_kernels.note_trial(held)
+            kernel = self._kernels.get(held.board_type)
+            if call.kind == "measure" and kernel:
+                kernel.book.note_trial(held.name)
             elif call.kind == reference_kernels.ANCHOR:
-                self._reference_kernels.take_in(held, outcome, ended.board_s, self._store.trials.fetch_mark())
+                if kernel:
+                    kernel.take_in(held.name, outcome, ended.board_s, self._store.trials.fetch_mark())
+                    if kernel.is_worn:
+                        del self._kernels[held.board_type]
                 self._judge_reference_kernels(held)
             call.answer.set_result(dataclasses.replace(ended, result=outcome))
         self._count_losses(held, outcome)
@@ -160,25 +159,30 @@ class EngineBoards(BoardKeeping, Closing):
             self._look_at = 0.0
 
     def _send_reference_kernel(self, held: EngineBoard) -> None:
-        if held.connecting is None and not held.over and held.name in self._wanted and held.name not in self._yielding:
-            self._reference_kernels.send_if_due(held)
+        kernel, is_ready = self._kernels.get(held.board_type), held.connecting is None and not held.over
+        if kernel and is_ready and held.name in self._wanted and held.name not in self._yielding:
+            kernel.send_if_due(held)
 
     def _judge_reference_kernels(self, ran: EngineBoard) -> None:
         """Leave boards that drift: a run may speak of its own board or change what others are compared with."""
-        for held in [self._held[name] for name in self._reference_kernels.list_suspects(ran) if name in self._held]:
-            verdict = self._reference_kernels.find_drifting(held)
-            if verdict is not None:
+        kernel = self._kernels.get(ran.board_type)
+        names = kernel.book.list_suspects(ran.name) if kernel else [ran.name]
+        for held in [self._held[name] for name in names if name in self._held]:
+            if kernel and (verdict := kernel.book.find_drifting(held.name)):
+                kernel.book.doubt(held.name)
+                self._drifts[held.name] += 1
                 since = held.taken_at if verdict.since is None else verdict.since
                 after = held.taken_mark if verdict.mark is None else verdict.mark
                 reason = reference_kernels.describe(verdict, since)
                 held.observe(Kind.DRIFTED, reason)
-                self._leave(held, reason, self._reference_kernels.plan_pause_s(held.name), after)
+                self._leave(held, reason, self._rhythm.plan_pause_s(self._drifts[held.name]), after)
             elif held is ran:
                 self._welcome(held)
 
     def _welcome(self, held: EngineBoard) -> None:
         """Report a board that is ready: its session is open, and it has proved itself where it had to."""
-        if not held.arrived and not self._reference_kernels.needs_proof(held):
+        kernel = self._kernels.get(held.board_type)
+        if not held.arrived and not (kernel and kernel.book.needs_proof(held.name)):
             held.arrived = True
             self._note(f"working on {held.name}")
             rests = held.host is not None and held.host.rests

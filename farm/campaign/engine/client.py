@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from farm.campaign.engine import control
 from farm.campaign.engine.state import ENGINE
+from farm.closing import Closing
 from farm.errors import DeadlineError, FarmError, PermanentError, StoreFaultError, UnavailableError, UsageError
 from farm.processes.home_process import run_logged
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
@@ -47,8 +47,8 @@ FOR_HOST = "--for-host"
 _STDIN = 0
 
 
-class EnginePrestart:
-    """A command's hold on the engine that it may start; see `engine_prestart`."""
+class EnginePrestart(Closing):
+    """An engine that a command starts early for what it will submit; it ends with the block if that is nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,16 +69,6 @@ class EnginePrestart:
         """Let the engine end once the store has no work for it."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
-
-
-@contextlib.contextmanager
-def engine_prestart(settings: Settings) -> Iterator[EnginePrestart]:
-    """Start an engine early for what the block will submit; it ends with the block if that submits nothing."""
-    prestart = EnginePrestart(settings)
-    try:
-        yield prestart
-    finally:
-        prestart.close()
 
 
 def is_expected() -> bool:

@@ -30,9 +30,8 @@ from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.scheduler import step
-from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SearchRequest, Task
-from farm.campaign.scheduler.values import SchedulerSettings
-from farm.campaign.scheduler.values import Status as CampaignStatus
+from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, SchedulerSettings, SearchRequest, Task
+from farm.campaign.scheduler.state import Status as CampaignStatus
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.search.build.build_pool import BuildResult
@@ -159,7 +158,14 @@ class CampaignEngine:
             elif self._measuring.pop(of.number, None) is not None and not ended.cancelled():
                 self._on_measured(of, ended.result())
         for report in reports:
-            self._on_report(report)
+            if isinstance(report, boards.Arrived):
+                self._roster.arrive(report)
+                continue
+            self._verifying.take(report.board)
+            if isinstance(report, boards.Left):
+                self._roster.leave(report)
+            else:
+                self._roster.yields(report.board)
         self._write_counted()  # before a search that starts again reads what is known
         for answer in self._searches.poll():
             if answer.candidates is None:
@@ -177,17 +183,6 @@ class CampaignEngine:
         elif side is not FaultSide.CANDIDATE:
             self._store.trials.add(self._to_trial(job, job.outcome))
         events.built(self.fleet, job.number, side)
-
-    def _on_report(self, report: Any) -> None:
-        """Pass on a board's report."""
-        if isinstance(report, boards.Arrived):
-            self._roster.arrive(report)
-        elif isinstance(report, boards.Left):
-            self._verifying.take(report)
-            self._roster.leave(report)
-        elif isinstance(report, boards.AskedBack):
-            self._verifying.take(report)
-            self._roster.yields(report)
 
     def _on_measured(self, assignment: Assignment, ended: Ended) -> None:
         job, outcome = assignment.job, ended.result

@@ -27,7 +27,7 @@ _LOOK_S, _RESTART_PAUSE_S = 1.0, 5.0
 
 
 class KeptServices(Closing):
-    """The running services; a `TrackerSource`. Use as a context manager, from one thread."""
+    """The running services. Use as a context manager, from one thread."""
 
     def __init__(self, settings: Settings, note: Callable[[str], None], boards: Collection[str] | None = None) -> None:
         """Find or start services for these boards (None: all; empty: when they are needed).

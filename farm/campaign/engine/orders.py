@@ -15,15 +15,15 @@ from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress
 from farm.campaign.engine.roster import Roster
-from farm.campaign.engine.searches import Known, Searches, SearchPlan
+from farm.campaign.engine.searches import Known, Searches
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import CampaignEntry, Task
+from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, SchedulerSettings, Status, Task, TaskKey
 from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
+from farm.search.tuners.tasks import ForeignTrial, SearchTask
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder
@@ -70,25 +70,25 @@ class CampaignOrders:
             self._raise_if_replaced(rows)
             for row in rows:
                 self._hear(row)
-        if any(active.campaign.status is not v.Status.PAUSED for active in self.active.values()):
+        if any(active.campaign.status is not Status.PAUSED for active in self.active.values()):
             self._idle_since = time.monotonic()  # a campaign takes seconds to begin
 
     def change(self, campaign: CampaignEntry) -> None:
         """Write a campaign's new status. One that is over is dropped, unless its verification is still open."""
         name, reason = campaign.name, campaign.reason
         active = self.active[name]
-        if campaign.status is v.Status.WAITING:
+        if campaign.status is Status.WAITING:
             self._explain(active)
             return
         active.alone_since = active.absence = None
         # The scheduler's part ends with the search; for people it ends with verification.
-        status = "verifying" if campaign.status is v.Status.FINISHED else str(campaign.status)
+        status = "verifying" if campaign.status is Status.FINISHED else str(campaign.status)
         self._store.campaigns.note(active.id, status, reason)
-        if campaign.status is v.Status.PAUSED:
+        if campaign.status is Status.PAUSED:
             # Where no operator asked for it: so that an operator's resume is something new.
             self._store.campaigns.want(name, "pause", "its engine")
         self._note(f"{name} is {status}" + (f": {reason}" if reason else ""))
-        if campaign.status is v.Status.CANCELLED:
+        if campaign.status is Status.CANCELLED:
             self._leave(active.name)
         self._report_at = 0.0
 
@@ -117,13 +117,13 @@ class CampaignOrders:
             return
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
-            if active.campaign.status is v.Status.WAITING:
+            if active.campaign.status is Status.WAITING:
                 self._explain(active)
             phase = "verifying" if verifying.is_open(active.name) else str(active.campaign.status)
             phase, _ = active.absence or (phase, "")
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
-            boards, winners = self._roster.list_boards(active), verifying.to_progress(active, active.trial_s)
+            boards, winners = self._roster.list_boards(active), verifying.to_progress(active)
             progress = to_progress(active, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
@@ -168,20 +168,20 @@ class CampaignOrders:
             active.process = None  # an operator may resume it
             with contextlib.suppress(UsageError):
                 row = self._store.campaigns.want(row.name, "pause", "its command, which was killed")
-        if row.wanted != "run" and status is v.Status.FINISHED:
+        if row.wanted != "run" and status is Status.FINISHED:
             self._verifying.stop(row.name)
             # Without an engine, so that a resume submits it anew.
             after = "cancelled" if row.wanted == "cancel" else "paused"
             self._store.campaigns.note(row.id, after, "while winners were looked for", {})
             self._leave(row.name)
-        if status in v.OVER:
+        if status in OVER:
             return
         if row.wanted == "cancel":
             events.cancel(self._fleet, row.name)
             return
-        if row.wanted == "pause" and status in v.GOING:
+        if row.wanted == "pause" and status in GOING:
             events.pause(self._fleet, row.name)
-        if row.wanted == "run" and status is v.Status.PAUSED:
+        if row.wanted == "run" and status is Status.PAUSED:
             events.resume(self._fleet, row.name)
         if row.budget != active.budget:
             active.budget = row.budget
@@ -192,7 +192,7 @@ class CampaignOrders:
         order = row.order
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
-        breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
+        breakers = self._store.trials.fetch_board_breakers(row.id, SchedulerSettings().max_losses)
         campaign = resume.to_campaign(
             order,
             to_search_budget(row.budget, order),
@@ -219,22 +219,19 @@ class CampaignOrders:
 
     def _open_search(self, active: Active) -> None:
         order = active.order
-        known = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
+        workloads = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
         tasks = {task.key: task for task in active.campaign.tasks}
 
-        def find_foreign(key: v.TaskKey) -> list[Any]:
-            return resume.fetch_foreign(self._store, tasks[key]) if order.search.warm_start else []
+        def read(key: TaskKey) -> tuple[SearchTask, list[Known], list[tuple[str, str]], list[ForeignTrial]]:
+            task = tasks[key]
+            known = self._recall(active, task)
+            candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
+            under_way = [(each.hash, each.trace_json) for each in candidates]
+            foreign = resume.fetch_foreign(self._store, task) if order.search.warm_start else []
+            return resume.to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
 
-        self._searches.open(
-            SearchPlan(
-                order.name,
-                to_search_settings(order.search, self._settings, any(of.is_host for of in order.types)),
-                {key: resume.to_search_task(known[key.board_type, key.workload], task) for key, task in tasks.items()},
-                lambda key: self._recall(active, tasks[key]),
-                self._list_under_way,
-                find_foreign,
-            )
-        )
+        settings = to_search_settings(order.search, self._settings, any(of.is_host for of in order.types))
+        self._searches.open(order.name, settings, read)
 
     def _recall(self, active: Active, task: Task) -> list[Known]:
         """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
@@ -245,11 +242,6 @@ class CampaignOrders:
         else:
             known = self._store.trials.fetch_counted(active.id, (key.board_type, key.workload, key.point))
         return [(each.candidate, each.trace_json, each.median_s) for each in known]
-
-    def _list_under_way(self, key: v.TaskKey) -> list[tuple[str, str]]:
-        """List hash and trace of a task's candidates that are built or measured now."""
-        candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
-        return [(each.hash, each.trace_json) for each in candidates]
 
     def _leave(self, name: str) -> None:
         self.active.pop(name, None)

@@ -65,19 +65,6 @@ def on_loopback() -> Iterator[None]:
         yield
 
 
-def without_servants() -> contextlib.AbstractContextManager[None]:
-    """Start Ray without its auxiliary processes in the block: 3.6 s of a core, half of its start.
-
-    Raises UnavailableError.
-    """
-    return _replacing(lambda *_, **__: None, *_SERVANTS)
-
-
-def without_handlers() -> contextlib.AbstractContextManager[None]:
-    """Keep Ray from installing its SIGTERM handler. Raises UnavailableError."""
-    return _replacing(lambda handler: None, _HANDLER)
-
-
 @contextlib.contextmanager
 def _replacing(value: Any, *parts: str) -> Iterator[None]:
     """Replace parts of Ray in the block. Raises UnavailableError."""
@@ -154,7 +141,9 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers(), outside_folder(), on_loopback(), without_servants(), _with_token():
+            # Auxiliary processes take 3.6 s of a core, half of Ray's start.
+            without_servants = _replacing(lambda *_, **__: None, *_SERVANTS)
+            with own_signal_handlers(), outside_folder(), on_loopback(), without_servants, _with_token():
                 # `local`: RAY_ADDRESS in the environment could name a foreign cluster.
                 ray.init(
                     address="local",
@@ -215,7 +204,7 @@ def own_signal_handlers() -> Iterator[None]:
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
     try:
-        with without_handlers():
+        with _replacing(lambda handler: None, _HANDLER):
             yield
     finally:
         for each, handler in zip(signals, before, strict=True):

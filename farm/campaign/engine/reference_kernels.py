@@ -58,6 +58,10 @@ class Rhythm:
     first_pause_s: float = 60.0
     last_pause_s: float = 1800.0
 
+    def plan_pause_s(self, drifts: int) -> float:
+        """Plan how long a board that drifted so often is left alone."""
+        return min(self.last_pause_s, self.first_pause_s * 2.0 ** (drifts - 1))
+
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceRun:
@@ -264,94 +268,42 @@ ANCHOR = "reference"
 
 
 @dataclasses.dataclass
-class _ReferenceKernel:
-    """A type's reference kernel as boards get it, and how often it failed by its own fault."""
+class ReferenceKernel:
+    """A type's reference kernel as boards get it, its runs, and how often it failed by its own fault.
+
+    The boards' time for it is charged to no campaign.
+    """
 
     point: OperatingPoint
     job: Job
     book: ReferenceBook
     failures: int = 0
 
+    @classmethod
+    def of(cls, point: OperatingPoint, spec: MeasureSpec, library: bytes, rhythm: Rhythm) -> ReferenceKernel:
+        spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
+        return cls(point, measuring(spec, library), ReferenceBook(rhythm))
 
-class ReferenceKernels:
-    """The reference kernels of all types. The boards' time for them is charged to no campaign."""
-
-    def __init__(self, rhythm: Rhythm) -> None:
-        self._rhythm = rhythm
-        self._reference_kernels: dict[str, _ReferenceKernel] = {}
-        self._lies: collections.Counter[str] = collections.Counter()
-
-    def has(self, board_type: str) -> bool:
-        return board_type in self._reference_kernels
-
-    def set(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """Make this the type's reference kernel; the first one stays."""
-        if board_type not in self._reference_kernels:
-            spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
-            job = measuring(spec, library)
-            self._reference_kernels[board_type] = _ReferenceKernel(point, job, ReferenceBook(self._rhythm))
-
-    def note_trial(self, held: EngineBoard) -> None:
-        if kernel := self._reference_kernels.get(held.board_type):
-            kernel.book.note_trial(held.name)
-
-    def needs_proof(self, held: EngineBoard) -> bool:
-        """Whether a board drifted, and gets no work before a good run of the kernel."""
-        kernel = self._reference_kernels.get(held.board_type)
-        return kernel is not None and kernel.book.needs_proof(held.name)
-
-    def ask(self, held: EngineBoard) -> None:
-        if kernel := self._reference_kernels.get(held.board_type):
-            kernel.book.ask(held.name)
-
-    def is_settling(self, held: EngineBoard) -> bool:
-        kernel = self._reference_kernels.get(held.board_type)
-        return kernel is not None and kernel.book.is_settling(held.name)
+    @property
+    def is_worn(self) -> bool:
+        """Whether another kernel must replace it."""
+        return self.failures >= _MOST_FAILURES
 
     def send_if_due(self, held: EngineBoard) -> None:
-        """Send the kernel to an idle board that is due."""
-        kernel = self._reference_kernels.get(held.board_type)
-        if kernel is None or any(call.kind == ANCHOR for call in held.calls):
-            return
-        if not kernel.book.is_due(held.name, time.monotonic()):
-            return
-        held.send(Call(ANCHOR, kernel.point, kernel.job))
+        """Send it to an idle board that is due."""
+        if all(call.kind != ANCHOR for call in held.calls) and self.book.is_due(held.name, time.monotonic()):
+            held.send(Call(ANCHOR, self.point, self.job))
 
-    def take_in(self, held: EngineBoard, outcome: Outcome, board_s: float, mark: int) -> None:
-        """Take in a run of the kernel; `mark` as in `Run`."""
-        kernel = self._reference_kernels.get(held.board_type)
-        if kernel is None:
-            return
+    def take_in(self, board: str, outcome: Outcome, board_s: float, mark: int) -> None:
+        """Take in a run; `mark` as in `ReferenceRun`."""
         good = outcome.status is Status.OK and outcome.latency_s
         run = ReferenceRun(time.monotonic(), statistics.median(outcome.latency_s), mark) if good else None
-        kernel.book.note_run(held.name, run, time.monotonic(), board_s)
-        verdict = kernel.book.judge(held.name)
+        self.book.note_run(board, run, time.monotonic(), board_s)
+        verdict = self.book.judge(board)
         if run is not None and verdict.suspicious:
             text = "%s took %.3g us for the reference kernel, now %.2f times (at least %.2f) what %s take"
-            _log.info(text, held.name, run.median_s * 1e6, verdict.ratio, verdict.low, verdict.against)
-        if outcome.status.fault_side is FaultSide.CANDIDATE:
-            kernel.failures += 1
-            if kernel.failures >= _MOST_FAILURES:
-                del self._reference_kernels[held.board_type]
-
-    def list_suspects(self, ran: EngineBoard) -> list[str]:
-        """List the boards to judge after a run of `ran`, which is among them."""
-        kernel = self._reference_kernels.get(ran.board_type)
-        return [ran.name] if kernel is None else kernel.book.list_suspects(ran.name)
-
-    def find_drifting(self, held: EngineBoard) -> DriftVerdict | None:
-        """Return the verdict on a board that drifts, and forget its runs. The caller leaves the board."""
-        kernel = self._reference_kernels.get(held.board_type)
-        verdict = None if kernel is None else kernel.book.find_drifting(held.name)
-        if kernel is not None and verdict is not None:
-            kernel.book.doubt(held.name)
-            self._lies[held.name] += 1
-        return verdict
-
-    def plan_pause_s(self, board: str) -> float:
-        """Plan how long a board that drifted is left alone: longer each time."""
-        rhythm = self._rhythm
-        return min(rhythm.last_pause_s, rhythm.first_pause_s * 2.0 ** (self._lies[board] - 1))
+            _log.info(text, board, run.median_s * 1e6, verdict.ratio, verdict.low, verdict.against)
+        self.failures += outcome.status.fault_side is FaultSide.CANDIDATE
 
 
 def describe(verdict: DriftVerdict, since: float) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from farm.campaign.scheduler import state
-from farm.campaign.scheduler.state import CampaignEntry, Task
-from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.scheduler.state import CampaignEntry, Task, TaskKey
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners.tasks import ForeignTrial, SearchTask, Traits, derive_traits

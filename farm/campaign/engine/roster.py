@@ -16,12 +16,10 @@ from farm.campaign.engine.active import Active
 from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import Lane, to_labels, to_names
-from farm.campaign.scheduler.values import Status
+from farm.campaign.scheduler.state import Lane, Status, to_labels, to_names
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
 from farm.types.campaigns import Order
-from farm.types.documents import BoardInfo
 from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
@@ -99,10 +97,10 @@ class Roster:
             if self._find_named(name) != before[name]:
                 self.arrive(self._here[name])
 
-    def yields(self, report: boards.AskedBack) -> None:
+    def yields(self, board: str) -> None:
         """Report that a board goes to another user: it finishes its work and gets no more."""
-        self._yielding.add(report.board)
-        events.yield_board(self._fleet, report.board)
+        self._yielding.add(board)
+        events.yield_board(self._fleet, board)
 
     def leave(self, report: boards.Left) -> None:
         self._here.pop(report.board, None)
@@ -113,7 +111,7 @@ class Roster:
         self._lent.pop(report.board, None)
         events.leave(self._fleet, report.board)
 
-    def lend(self, order: Order, board_type: str, count: int) -> list[str]:
+    def lend(self, order: Order, board_type: str, count: int) -> list[boards.Arrived]:
         """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""
         fits = [
             name
@@ -131,31 +129,29 @@ class Roster:
         for name in chosen:
             self._lent[name] = order.name
             events.leave(self._fleet, name)
-        return chosen
+        return [self._here[name] for name in chosen]
+
+    def suits(self, name: str, order: Order) -> bool:
+        """Whether a campaign may use a board that is here."""
+        return name in self._here and order.may_use(name, self._here[name].labels)
 
     def take_back(self, name: str) -> None:
         """Return a lent board."""
         if self._lent.pop(name, None) is not None and name in self._here and name not in self._yielding:
             self.arrive(self._here[name])
 
-    def find_borrowers(self, active: Active) -> list[str]:
-        """List the other campaigns whose verification uses boards of a campaign's types."""
-        kinds = {each.board_type for each in active.order.types}
-        return sorted(
-            {
-                campaign
-                for name, campaign in self._lent.items()
-                if campaign != active.name and self._here[name].board_type in kinds
-            }
-        )
-
     def explain_absence(self, active: Active) -> tuple[CampaignState, str]:
         """Explain why a campaign has no board, beside the scheduler's reason."""
-        if borrowers := self.find_borrowers(active):
-            return CampaignState.WAITING, f"boards verify {', '.join(borrowers)}"
+        order = active.order
+        kinds = {each.board_type for each in order.types}
+        lent = {campaign for name, campaign in self._lent.items() if self._here[name].board_type in kinds}
+        if borrowers := lent - {active.name}:
+            return CampaignState.WAITING, f"boards verify {', '.join(sorted(borrowers))}"
         now = time.monotonic()
         active.alone_since = active.alone_since or now
-        rows = [row for row in self._store.boards.fetch() if self._may_use(row, active.order)]
+        simulated = {(each.board_type, each.simulated) for each in order.types}
+        rows = [row for row in self._store.boards.fetch() if order.may_use(row.name, row.labels)]
+        rows = [row for row in rows if (row.board_type, row.simulated) in simulated]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
         why = {str(row.name): find_reason(row) for row in rows if not self._boards.has_taken(row.name)}
         if any(row.name not in why or not why[row.name] for row in rows):
@@ -165,18 +161,6 @@ class Roster:
         said = "; ".join(f"{name}: {text}" for name, text in list(why.items())[:_MOST_NAMED])
         more = f"; and {len(why) - _MOST_NAMED} more" if len(why) > _MOST_NAMED else ""
         return CampaignState.WAITING, active.campaign.reason + (f" ({said}{more})" if said else "")
-
-    def _may_use(self, row: BoardInfo, order: Order) -> bool:
-        return order.may_use(row.name, row.labels) and any(
-            row.board_type == each.board_type and row.simulated == each.simulated for each in order.types
-        )
-
-    def find(self, name: str) -> boards.Arrived | None:
-        """Return a board's description of itself."""
-        return self._here.get(name)
-
-    def is_of(self, name: str, board_type: str) -> bool:
-        return name in self._here and self._here[name].board_type == board_type
 
     def count(self, order: Order, board_type: str) -> int:
         """Count the boards of a type at hand that a campaign may use, lent ones included."""
@@ -191,8 +175,8 @@ class Roster:
         """
         board_type, point = lane.board_type, lane.of_type.points[lane.point]
         alone = any(about.is_host for about in self._here.values() if about.board_type == board_type)
-        if not alone and not self._boards.has_reference_kernel(board_type):
-            self._boards.set_reference_kernel(board_type, point, spec, library)
+        if not alone:
+            self._boards.offer_reference_kernel(board_type, point, spec, library)
 
     def list_boards(self, active: Active) -> list[dict[str, Any]]:
         """List the boards that a campaign may use, with their state."""

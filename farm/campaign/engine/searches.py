@@ -19,7 +19,7 @@ import ray
 from farm.campaign.engine import ray_calls
 from farm.campaign.engine.ray_calls import ActorLostError
 from farm.campaign.engine.ray_nodes import here
-from farm.campaign.scheduler.values import TaskKey
+from farm.campaign.scheduler.state import TaskKey
 from farm.campaign.verify.programs import Replay
 from farm.errors import DeadlineError, FarmError
 from farm.processes import home_log
@@ -45,18 +45,8 @@ class SearchAnswer(NamedTuple):
     reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchPlan:
-    """How a campaign searches. For a task, `recall` returns known results, `under_way` the candidates built or measured
-    now (hash and trace), `foreign` the results of other tasks.
-    """
-
-    campaign: str
-    settings: Mapping[str, Any]
-    tasks: Mapping[TaskKey, Any]
-    recall: Callable[[TaskKey], list[Known]]
-    under_way: Callable[[TaskKey], list[tuple[str, str]]]
-    foreign: Callable[[TaskKey], list[Any]]
+# Returns what `SearchActor.open` takes for a task, but for its key.
+ReadTask = Callable[[TaskKey], tuple[Any, list[Known], list[tuple[str, str]], list[Any]]]
 
 
 class SearchActor:
@@ -75,7 +65,9 @@ class SearchActor:
     def open(
         self, key: str, task: Any, known: list[Known], under_way: list[tuple[str, str]], foreign: list[Any]
     ) -> tuple[str, list[str]]:
-        """Make a task searchable from known results; return texts about its warm start, and other remarks."""
+        """Make a task searchable from `known` results, the candidates built or measured now (hash and trace) and
+        `foreign` results of other tasks; return texts about its warm start, and other remarks.
+        """
         self._search.open(key, task)
         warm = str(self._search.warm_start(key, foreign)) if foreign else ""
         if known:
@@ -120,13 +112,6 @@ class _Replay(NamedTuple):
     answer: Future[Replay]
 
 
-class _Tell(NamedTuple):
-    """Results for a search; a call that `opens` the task answers with remarks."""
-
-    task: TaskKey
-    opens: bool
-
-
 class Searches:
     """The searches by campaign. Not thread-safe; never waits."""
 
@@ -134,14 +119,14 @@ class Searches:
         """`note` gets events: kind, campaign, message; the searches write to `log`."""
         self._note, self._logs = note, logs
         self._spare: Any = None
-        self._plans: dict[str, SearchPlan] = {}
+        self._plans: dict[str, tuple[Mapping[str, Any], ReadTask]] = {}
         self._actors: dict[str, Any] = {}
         # The tasks that each actor has opened. Opening one takes a second or two: it is done on the first request.
         self._opened: dict[str, set[TaskKey]] = {}
         # In the order of calls, which is that of answers: an actor dies of the first of its requests.
         self._asked: Calls[_Ask | _Replay] = Calls()
-        # Calls without a waiter.
-        self._told: Calls[_Tell] = Calls()
+        # Calls without a waiter: results for a search; one that opens its task answers with remarks.
+        self._told: Calls[TaskKey] = Calls()
         # Other requests of an actor that died.
         self._again: list[_Ask] = []
         self._died: list[SearchAnswer] = []
@@ -152,11 +137,11 @@ class Searches:
     def pending(self) -> list[Future[Any]]:
         return self._asked.pending
 
-    def open(self, plan: SearchPlan) -> None:
+    def open(self, campaign: str, settings: Mapping[str, Any], read: ReadTask) -> None:
         """Begin a campaign's search; it loads TVM in the background."""
-        self._plans[plan.campaign] = plan
-        self._busy.pop(plan.campaign, None)
-        self._start(plan)
+        self._plans[campaign] = settings, read
+        self._busy.pop(campaign, None)
+        self._start(campaign)
 
     def prepare(self) -> None:
         """Have the search of the next campaign load TVM before that is opened."""
@@ -243,28 +228,28 @@ class Searches:
 
     def _open(self, task: TaskKey) -> Any:
         """Return the actor of a task's campaign, after it has opened the task."""
-        plan = self._plans[task.campaign]
         if task.campaign not in self._actors:
-            self._start(plan)
+            self._start(task.campaign)
         actor = self._actors[task.campaign]
         if task not in self._opened[task.campaign]:
             self._opened[task.campaign].add(task)
-            known, under_way, foreign = plan.recall(task), plan.under_way(task), plan.foreign(task)
-            self._tell(actor.open, task, plan.tasks[task], known, under_way, foreign, opens=True)
+            _, read = self._plans[task.campaign]
+            self._tell(actor.open, task, *read(task))
         return actor
 
-    def _start(self, plan: SearchPlan) -> None:
+    def _start(self, campaign: str) -> None:
         actor = _start_actor(self._logs) if self._spare is None else self._spare
         self._spare = None
-        actor.serve.remote(plan.campaign, plan.settings)
-        self._actors[plan.campaign] = actor
-        self._opened[plan.campaign] = set()
+        settings, _ = self._plans[campaign]
+        actor.serve.remote(campaign, settings)
+        self._actors[campaign] = actor
+        self._opened[campaign] = set()
 
     def _restart(self, campaign: str, reason: str) -> None:
         self._note("restarted", campaign, f"its search died or hung: {reason}")
         self._fail(campaign)
         if campaign in self._plans:
-            self._start(self._plans[campaign])
+            self._start(campaign)
 
     def _fail(self, campaign: str) -> None:
         """End an actor; repeat its requests at the next one, or fail them where there is none."""
@@ -283,14 +268,14 @@ class Searches:
         for each in dropped:
             if isinstance(each, _Replay):
                 each.answer.set_result(Replay(None, "the search was restarted", lost=True))
-        self._told.drop(lambda each: each.task.campaign == campaign)
+        self._told.drop(lambda task: task.campaign == campaign)
 
-    def _tell(self, method: Any, task: TaskKey, *arguments: Any, opens: bool = False) -> None:
-        self._told.add(ray_calls.call(method, to_key(task), *arguments), _Tell(task, opens), math.inf)
+    def _tell(self, method: Any, task: TaskKey, *arguments: Any) -> None:
+        self._told.add(ray_calls.call(method, to_key(task), *arguments), task, math.inf)
 
     def _look_at_told(self) -> None:
         """Note failures of calls without a waiter, and remarks on opened tasks."""
-        for (task, opens), call in self._told.take():
+        for task, call in self._told.take():
             try:
                 said = ray_calls.result(call, "teaching the search", math.inf)
             except ActorLostError as error:
@@ -300,16 +285,12 @@ class Searches:
             except FarmError as error:
                 self._note("search_failed", task.campaign, error.message)
             else:
-                if opens:
-                    self._note_opened(task, *said)
-
-    def _note_opened(self, task: TaskKey, warm: str, remarks: Sequence[str]) -> None:
-        """Note a search's remarks on opening a task."""
-        name = f"{task.workload} on {task.board_type} at {task.point}"
-        if warm:
-            self._note("warm_start", task.campaign, f"{name}: {warm}")
-        for remark in remarks:
-            self._note("search_remark", task.campaign, f"{name}: {remark}")
+                warm, remarks = said or ("", ())
+                name = f"{task.workload} on {task.board_type} at {task.point}"
+                if warm:
+                    self._note("warm_start", task.campaign, f"{name}: {warm}")
+                for remark in remarks:
+                    self._note("search_remark", task.campaign, f"{name}: {remark}")
 
 
 def _start_actor(logs: Path) -> Any:

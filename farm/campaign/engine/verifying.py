@@ -19,10 +19,10 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Searches
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import events
-from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.fleet import FleetState
+from farm.campaign.scheduler.state import Status, TaskKey
 from farm.campaign.verify.programs import RecordKey, Replay
-from farm.campaign.verify.verification import Verification
+from farm.campaign.verify.verification import LentBoard, Verification
 from farm.crew.held_board import Ended
 from farm.errors import FarmError
 from farm.processes.calls import Calls
@@ -108,19 +108,13 @@ class _Open:
 
     def __init__(self, active: Active, of: Verifying) -> None:
         self.active, self._of = active, of
-        self.boards: set[str] = set()
         self.settle_by_s: float | None = None
         self.verification: Verification
-
-    @property
-    def has_host(self) -> bool:
-        """Whether its board is the machine that searches and builds, which then rest."""
-        return self.verification.rests
 
     # The worker; a board that has left answers nothing
 
     def replay(self, key: RecordKey, trace_json: str) -> Future[Replay]:
-        task = v.TaskKey(self.active.name, key.workload, key.board_type, key.point)
+        task = TaskKey(self.active.name, key.workload, key.board_type, key.point)
         return self._of.searches.replay(task, trace_json)
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> Future[BuildResult]:
@@ -129,10 +123,12 @@ class _Open:
     def run(
         self, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]
     ) -> Future[Ended]:
-        return self._of.engine_boards.run(board, point, spec, program, inputs) if board in self.boards else Future()
+        if board not in self.verification.boards:
+            return Future()
+        return self._of.engine_boards.run(board, point, spec, program, inputs)
 
     def measure(self, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> Future[Ended]:
-        if board not in self.boards:
+        if board not in self.verification.boards:
             return Future()
         measured = self._of.engine_boards.measure(board, point, spec, library)
         measured.add_done_callback(functools.partial(self._charge, board))
@@ -201,7 +197,7 @@ class Verifying:
     def poll(self) -> None:
         """Take answers, and pause search and build while the machine that they run on measures finalists."""
         self.models.poll()
-        self.fleet.reserved = any(each.has_host for each in self._open.values())
+        self.fleet.reserved = any(each.verification.rests for each in self._open.values())
 
     def step(self) -> None:
         """Lend boards, let verifications go on, end those that are done."""
@@ -209,7 +205,7 @@ class Verifying:
             if not self._is_settled(each):
                 continue
             verification = each.verification
-            if each.has_host and (self.fleet.requests or self.fleet.building):
+            if verification.rests and (self.fleet.requests or self.fleet.building):
                 continue  # what is under way ends first; nothing new begins
             self._lend(each)
             verification.step(time.monotonic())
@@ -233,34 +229,32 @@ class Verifying:
         each = self._open.get(active.name)
         return None if each is None else each.verification.verdict.to_document()
 
-    def to_progress(self, active: Active, trial_s: float | None) -> dict[str, Any] | None:
+    def to_progress(self, active: Active) -> dict[str, Any] | None:
         """Return the progress of verification and finals, and the time to their end (s).
 
-        `trial_s` is how long a trial of the search held a board: the estimate until the first measurement.
+        Until the first measurement, the estimate is how long a trial of the search held a board.
         """
         each = self._open.get(active.name)
         if each is None:
             return None
         verification = each.verification
         usual, most = verification.left
-        mean_s = verification.measured_s / verification.measured if verification.measured else trial_s
+        mean_s = verification.measured_s / verification.measured if verification.measured else active.trial_s
         rest_s = verification.unchecked * CHECK_S + verification.finals.left_s
         timed, models = verification.finals.count
         return {
             "measured": verification.measured,
             "at_most": verification.measured + most,
-            "eta_s": None if mean_s is None else usual * mean_s / max(1, len(each.boards)) + rest_s,
+            "eta_s": None if mean_s is None else usual * mean_s / max(1, len(verification.boards)) + rest_s,
             "timed": timed,
             "models": models,
             "timing": verification.finals.is_begun,
         }
 
-    def take(self, report: boards.Left | boards.AskedBack) -> None:
+    def take(self, board: str) -> None:
         """Take back a board that is gone or leaves; its requests are planned anew."""
         for each in self._open.values():
-            if report.board in each.boards:
-                each.boards.discard(report.board)
-                each.verification.take(report.board)
+            each.verification.take(board)
 
     def _is_settled(self, each: _Open) -> bool:
         """Whether boards have just run their reference kernels, so that finalists can be chosen by their results."""
@@ -270,48 +264,43 @@ class Verifying:
             self.engine_boards.ask_reference_kernels(types)
         return time.monotonic() > each.settle_by_s or not self.engine_boards.is_settling(types)
 
-    def _return_surplus(self, each: _Open, board: str) -> None:
+    def _return_surplus(self, each: _Open, board: LentBoard) -> None:
         """Return an idle board, if this verification has no use for it, or an earlier one has.
 
         Of two that hold one board each, and each wait for a second one, the later gives way.
         """
-        about = self._roster.find(board)
-        if about is None:
-            return
-        kind, earlier = about.board_type, list(self._open.values())
-        earlier = [other for other in earlier[: earlier.index(each)] if other.active.order.may_use(board, about.labels)]
-        if self._count_missing(each, kind) < 0 or any(self._count_missing(other, kind) > 0 for other in earlier):
-            self._return(each, board)
-
-    def _count_missing(self, each: _Open, board_type: str) -> int:
-        """Return how many boards of a type a verification could use beyond those that it has."""
-        have = sum(self._roster.is_of(name, board_type) for name in each.boards)
-        return each.verification.wants().get(board_type, 0) - have
+        kind, earlier = board.board_type, list(self._open.values())
+        earlier = [
+            other for other in earlier[: earlier.index(each)] if self._roster.suits(board.name, other.active.order)
+        ]
+        if _count_missing(each, kind) < 0 or any(_count_missing(other, kind) > 0 for other in earlier):
+            self._return(each, board.name)
 
     def _lend(self, each: _Open) -> None:
-        order = each.active.order
-        each.verification.expect({of.board_type: self._roster.count(order, of.board_type) for of in order.types})
-        for board_type, count in each.verification.wants().items():
-            have = sum(self._roster.is_of(name, board_type) for name in each.boards)
-            most = self._find_most(order, board_type)
-            for name in self._roster.lend(order, board_type, max(0, min(count, most) - have)):
-                each.boards.add(name)
-                about = self._roster.find(name)
-                each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
+        order, verification = each.active.order, each.verification
+        verification.expect({of.board_type: self._roster.count(order, of.board_type) for of in order.types})
+        for board_type, count in verification.wants().items():
+            wanted = min(count, self._find_most(order, board_type)) - len(verification.find_names(board_type))
+            for about in self._roster.lend(order, board_type, max(0, wanted)):
+                verification.give(about.board, board_type, bool(about.description.get("simulated")))
 
     def _find_most(self, order: Order, board_type: str) -> int:
         """Limit how many boards of a type are lent: all, or half of them while searches have work for them."""
         here = self._roster.count(order, board_type)
         searched = any(
-            lane.board_type == board_type and lane.campaign.status is v.Status.RUNNING for lane in self.fleet.lanes
+            lane.board_type == board_type and lane.campaign.status is Status.RUNNING for lane in self.fleet.lanes
         )
         return max(_LEAST_LENT, here // 2) if searched else here
 
     def _return(self, each: _Open, board: str) -> None:
-        each.boards.discard(board)
         each.verification.take(board)
         self._roster.take_back(board)
 
     def _give_boards_back(self, each: _Open) -> None:
-        for board in list(each.boards):
+        for board in list(each.verification.boards):
             self._return(each, board)
+
+
+def _count_missing(each: _Open, board_type: str) -> int:
+    """Return how many boards of a type a verification could use beyond those that it has."""
+    return each.verification.wants().get(board_type, 0) - len(each.verification.find_names(board_type))

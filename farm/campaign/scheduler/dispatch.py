@@ -6,8 +6,7 @@ Works on the fleet's state. `scheduler` requests candidates.
 from __future__ import annotations
 
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import Account, BoardEntry, Job, Lane, Pool
-from farm.campaign.scheduler.values import Phase, Status
+from farm.campaign.scheduler.state import Account, BoardEntry, Job, Lane, Phase, Pool, Status
 
 
 def may_prepare(fleet: FleetState) -> bool:

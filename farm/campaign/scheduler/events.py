@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler.fleet import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, FleetState, expect_with, mean_with
-from farm.campaign.scheduler.state import BoardEntry, CampaignEntry, Job, Pool, SearchRequest, Task
-from farm.campaign.scheduler.values import GOING, NO_LABELS, OVER, Status
-from farm.errors import UsageError
+from farm.campaign.scheduler.state import GOING, OVER, BoardEntry, CampaignEntry, Job, Pool, SearchRequest, Status, Task
 from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
 
@@ -29,17 +27,7 @@ _SEVERAL_BOARDS = 3
 
 
 def add_campaign(fleet: FleetState, campaign: CampaignEntry, wall_clock_s: float = 0.0) -> None:
-    """Begin a campaign, or continue it after a restart; `wall_clock_s` is what earlier runs used.
-
-    Raises UsageError where its name is taken, or it has nothing to do.
-    """
-    known = fleet.campaigns.get(campaign.name)
-    if known is not None and known.status not in OVER:
-        raise UsageError(f"campaign {campaign.name!r} is {known.status} already", "Give the new one another name.")
-    if not campaign.lanes:
-        raise UsageError(
-            f"campaign {campaign.name!r} has nothing to do", "It needs workloads, board types and operating points."
-        )
+    """Begin a campaign, or continue it after a restart; `wall_clock_s` is what earlier runs used."""
     campaign.began_s = fleet.now_s - wall_clock_s
     fleet.campaigns[campaign.name] = campaign
     fleet.lanes += campaign.lanes
@@ -47,9 +35,7 @@ def add_campaign(fleet: FleetState, campaign: CampaignEntry, wall_clock_s: float
 
 
 def _find_campaign(fleet: FleetState, name: str) -> CampaignEntry | None:
-    """Return the campaign; None where it is over. Raises UsageError where there was none."""
-    if name not in fleet.campaigns:
-        raise UsageError(f"there is no campaign {name!r}")
+    """Return the campaign; None where it is over."""
     campaign = fleet.campaigns[name]
     return None if campaign.status in OVER else campaign
 
@@ -152,7 +138,7 @@ def arrive(
     name: str,
     board_type: str,
     point: str = DEFAULT_POINT,
-    labels: frozenset[str] = NO_LABELS,
+    labels: frozenset[str] = frozenset(),
     is_host: bool = False,
 ) -> None:
     """Add a board; its clocks are at `point`.

@@ -11,18 +11,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from farm.campaign.scheduler.state import (
+    OVER,
     Account,
     Assignment,
     BoardEntry,
     CampaignEntry,
     Job,
     Lane,
+    Phase,
     Pool,
+    SchedulerSettings,
     SearchRequest,
+    Status,
     Task,
     Worker,
 )
-from farm.campaign.scheduler.values import OVER, Phase, SchedulerSettings, Status
 
 # The assumed cost of a measurement before any is known; corrected when it ends.
 _FIRST_GUESS_S = 1.0

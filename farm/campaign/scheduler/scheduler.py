@@ -9,12 +9,21 @@ Use: `step` after events, and now and then without one.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from farm.campaign.scheduler.dispatch import begin_measuring, dispatch, end_measuring, may_prepare, plan_queues
 from farm.campaign.scheduler.fleet import BUILDING, FleetState
-from farm.campaign.scheduler.priority import PrioritySettings, decide_next
-from farm.campaign.scheduler.state import CampaignEntry, Lane, Pool, SearchRequest, Task
-from farm.campaign.scheduler.values import GOING, Status
+from farm.campaign.scheduler.state import GOING, CampaignEntry, Lane, Pool, SearchRequest, Status, Task
+
+# Alpha and beta of Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): weights of the two estimates of a
+# workload's next gain, and the share of its operator family's best speed that it should reach.
+_ALPHA, _BETA = 0.2, 2.0
+# Rounds over which the recent gain is averaged. With Ansor's three, half of a small budget went to whichever workload
+# had started worst.
+_WINDOW = 1
+
+# A workload below this share of the model's FLOP starts with one trial: its first schedule is usually its last.
+_LIGHT_SHARE = 0.002
 
 
 def step(fleet: FleetState, now_s: float) -> None:
@@ -56,7 +65,7 @@ def _ask(fleet: FleetState, lane: Lane, wanted: int) -> bool:
     most = campaign.budget.per_workload or 10**9
     batch = min(settings.max_batch, max(settings.batch, wanted // 8))
     kept = 0 if any(map(_is_fresh, tasks)) else _count_fresh_elsewhere(campaign, lane, remaining)
-    decided = decide_next(tasks, remaining - kept, PrioritySettings(settings.warmup, batch, most))
+    decided = decide_next(tasks, remaining - kept, settings.warmup, batch, most)
     if decided is None:
         lane.dry = True
         fleet.replan(lane)
@@ -70,6 +79,52 @@ def _ask(fleet: FleetState, lane: Lane, wanted: int) -> bool:
     fleet.replan(lane)
     fleet.worker.search(request)
     return True
+
+
+def decide_next(tasks: Sequence[Task], remaining: int, warmup: int, batch: int, most: int) -> tuple[int, int] | None:
+    """Return the index of the next task and its number of trials; None where nothing is left to do.
+
+    Each gets one trial first. Then `warmup` go to each that matters, where there are enough, before gains are compared;
+    at most `batch` at a time after that, and `most` in all.
+    """
+    open_ = [i for i, task in enumerate(tasks) if not task.exhausted and task.asked < most]
+    if remaining <= 0 or not open_:
+        return None
+    heaviness = [task.workload.flop * task.workload.weight for task in tasks]
+    # A workload without a trial leaves every total of its models open.
+    if fresh := [i for i in open_ if tasks[i].asked == 0]:
+        return max(fresh, key=lambda i: heaviness[i]), 1
+    light = _LIGHT_SHARE * sum(heaviness)
+    young = [i for i in open_ if tasks[i].asked < warmup and heaviness[i] >= light]
+    if young and remaining >= 2 * warmup * len(young):
+        chosen = max(young, key=lambda i: heaviness[i])
+        return chosen, min(warmup, most) - tasks[chosen].asked
+    # Too few for a warm-up of all: all compete from the first trial on. A workload with few trials gets few, so that
+    # one bad first schedule does not take the rest.
+    speeds: dict[str, float] = {}
+    for task in tasks:
+        kind, flop = task.workload.kind, task.workload.flop
+        if task.rounds_s and flop > 0:
+            speeds[kind] = max(flop / task.rounds_s[-1], speeds.get(kind, 0.0))
+    gains = {i: _expected_gain(tasks[i], speeds.get(tasks[i].workload.kind)) for i in open_}
+    best = max(open_, key=lambda i: gains[i])
+    return best, min(remaining, batch, max(1, tasks[best].asked), most - tasks[best].asked)
+
+
+def _expected_gain(task: Task, speed: float | None) -> float:
+    """Estimate the seconds of model latency that one more round saves; `speed` is the best of its kind (FLOP/s)."""
+    if not task.rounds_s:
+        # Untuned code does about 1e9 operations per second. Without a good trial nothing is known to be lost by
+        # waiting; more tries make it less promising.
+        return task.workload.weight * task.workload.flop / 1e9 / (1 + task.asked)
+    latency = task.rounds_s[-1]
+    window = min(_WINDOW, len(task.rounds_s) - 1)
+    recent = (task.rounds_s[-1 - window] - latency) / window if window else 0.0
+    optimistic = latency / max(1, task.asked)
+    if speed and task.workload.flop > 0:
+        similar = latency - task.workload.flop / (_BETA * speed)
+        optimistic = min(optimistic, similar) if similar > 0 else 0.0
+    return task.workload.weight * (_ALPHA * recent + (1 - _ALPHA) * optimistic)
 
 
 def _is_fresh(task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""What the fleet scheduler knows of boards, campaigns and work: records that refer to each other, and its worker.
+"""What the fleet scheduler knows of boards, campaigns and work: records that refer to each other; settings and worker.
 
 `fleet.FleetState` keeps them in step. Their number is bounded by the fleet and its queued work, not by trials.
 """
@@ -7,16 +7,77 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from farm.campaign.scheduler.priority import WorkloadState
-from farm.campaign.scheduler.values import Status, TaskKey
+from device_agent.protocol import StrEnum
 from farm.types.campaigns import Budget, Order, TypeOrder, WorkloadOrder
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
     from device_agent.protocol import Outcome
     from farm.search.tuners.tasks import Candidate
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerSettings:
+    """How far ahead to work, and when to give up. Times are in seconds.
+
+    `batch` candidates are requested of a search at a time, up to `max_batch` for many waiting boards; `warmup` of a new
+    workload. Each board's queue covers the time of search and build, with at most `max_ahead` candidates. `builders`
+    candidates are compiled at once.
+
+    The engine must end a measurement after `measure_limit_s`, changing clocks included: board time is reserved by it.
+    `switch_s` is the cost of changing a board's clocks; `credit_s` is the board time that an owner who was absent may
+    catch up on. A measurement is a straggler after `straggler_factor` times the usual, and never before
+    `straggler_min_s`. A task is given up after `max_search_losses` failures of its search in a row: one or two may be
+    accidents.
+    """
+
+    batch: int = 16
+    max_batch: int = 64
+    warmup: int = 4
+    max_ahead: float = 8.0
+    builders: int = 4
+    measure_limit_s: float = 60.0
+    switch_s: float = 2.0
+    credit_s: float = 60.0
+    straggler_factor: float = 4.0
+    straggler_min_s: float = 10.0
+    max_attempts: int = 3
+    max_losses: int = 2
+    max_search_losses: int = 3
+    max_faults_in_a_row: int = 20
+
+
+class Status(StrEnum):
+    """What a campaign is doing."""
+
+    RUNNING = "running"
+    WAITING = "waiting"  # no usable board is here; resumes by itself when one arrives
+    PAUSED = "paused"  # by an operator, or since nothing works; an operator resumes it
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+OVER = (Status.FINISHED, Status.CANCELLED)
+GOING = (Status.RUNNING, Status.WAITING)
+
+
+class Phase(StrEnum):
+    """What a host does that is a board itself."""
+
+    FIRST = "first"  # searches and builds, and has measured nothing yet
+    PREPARING = "preparing"
+    MEASURING = "measuring"
+
+
+class TaskKey(NamedTuple):
+    """One workload of a campaign on one board type at one operating point: it is searched, and ends as a record."""
+
+    campaign: str
+    workload: str
+    board_type: str
+    point: str
 
 
 class Worker(Protocol):
@@ -183,16 +244,20 @@ Account = str | CampaignEntry | Lane
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Task(WorkloadState):
+class Task:
     """A workload on one board type at one operating point.
 
-    `ended` is why it is searched no further; `closed`: its jobs are dropped too. `exhausted`: nothing may be requested
-    now, because it ended or its search works.
+    `asked` counts every trial requested, finished or not. `rounds_s` holds the best latency (s) after each finished
+    round, oldest first; empty before the first good trial. `ended` is why it is searched no further; `closed`: its jobs
+    are dropped too. `exhausted`: nothing may be requested now, because it ended or its search works.
     """
 
     key: TaskKey
     lane: Lane
     workload: WorkloadOrder
+    asked: int = 0
+    rounds_s: tuple[float, ...] = ()
+    exhausted: bool = False
     counted: int = 0
     since_best: int = 0
     best_s: float | None = None
@@ -262,9 +327,7 @@ def to_campaign(order: Order, budget: Budget) -> CampaignEntry:
             campaign.lanes.append(lane)
             for each in of_type.workloads:
                 key = TaskKey(order.name, each.hash, of_type.board_type, point)
-                lane.tasks.append(
-                    Task(kind=each.kind, weight=each.weight, flop=each.flop, key=key, lane=lane, workload=each)
-                )
+                lane.tasks.append(Task(key=key, lane=lane, workload=each))
     return campaign
 
 

@@ -7,15 +7,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from device_agent.protocol import Outcome, Status
+from device_agent.protocol import Outcome
 from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
 from farm.store.trials import KnownCandidate
 from farm.types.campaigns import Order
 from farm.values import WINNER_TRIAL, Record, Trial, Workload
 
-# The attempt number of a failed check's trial; rounds are numbered from 1.
-_CHECK = 0
 # The columns of a finalist's trial that are kept in memory.
 _KEPT = ("candidate", "attempt", "status", "fault_side", "median_s", "board")
 
@@ -71,17 +69,6 @@ class VerificationJournal:
         present = self.find_record(key)
         return self._store.records.save(record, replace=present is None or present.candidate in compared)
 
-    def write_failed_check(self, key: RecordKey, program: Program, status: Status, message: str) -> None:
-        """Write that a candidate failed before it was timed again, by its own fault."""
-        outcome = Outcome(status, message, board=program.checked_on, simulated=self._simulated[key.board_type])
-        self._write(key, program, _CHECK, outcome, None)
-
-    def write_measurement(
-        self, key: RecordKey, program: Program, number: int, outcome: Outcome, board_s: float
-    ) -> float | None:
-        """Write a measurement in a round; return its median in seconds, None where it failed."""
-        return self._write(key, program, number, outcome, board_s)
-
     def event(self, kind: str, key: RecordKey, name: str, message: str) -> None:
         """Write an event of a task, whose workload has a name."""
         self.note(kind, f"{name} on {key.board_type} at {key.point}", message)
@@ -90,9 +77,10 @@ class VerificationJournal:
         """Write an event of a subject."""
         self._store.events.add(kind, subject, message)
 
-    def _write(
+    def write(
         self, key: RecordKey, program: Program, attempt: int, outcome: Outcome, held_s: float | None
     ) -> float | None:
+        """Write a check or a measurement in a round; return its median in seconds, None where it failed."""
         trial = Trial(
             campaign=self._campaign,
             workload=key.workload,

@@ -46,10 +46,12 @@ from farm.types.campaigns import Order
 _AHEAD = 2
 # Measurements of a round at a board: one runs, one waits there.
 _AT_BOARD = 2
+# The attempt number of a failed check's trial; rounds are numbered from 1.
+_CHECK = 0
 
 
 @dataclasses.dataclass(eq=False)
-class _Board:
+class LentBoard:
     """A lent board. `point` is its latest operating point; without work it is free."""
 
     name: str
@@ -105,7 +107,7 @@ class Verification:
         self._pending: list[RecordKey] = []
         self._active: dict[RecordKey, VerificationTask] = {}
         self._results: dict[RecordKey, TaskResult] = {}
-        self._boards: dict[str, tuple[_Board, Running]] = {}
+        self.boards: dict[str, tuple[LentBoard, Running]] = {}
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
         self._loop, self._worker, self._preparations = Loop(), worker, Preparations(self._may_prepare)
@@ -118,7 +120,7 @@ class Verification:
                 self._results[key] = read_result(record)
             else:
                 self._pending.append(key)
-        self._finals = Finals(*with_them, campaign, order, store, settings)
+        self.finals = Finals(*with_them, campaign, order, store, settings)
         for board_type in self._types:
             self._loop.start(self._begin_tasks(board_type))
         self._loop.start(self._begin_finals())
@@ -130,10 +132,10 @@ class Verification:
         self._loop.run()
         wanted = self._programs.count_checks({key.place for key in self._active})
         for key, task in self._active.items():
-            names = self._find_names(key.board_type)
+            names = self.find_names(key.board_type)
             wanted[key.board_type] += task.contest.count_wanted(names, self._count_expected(key.board_type))
         for board_type in self._types:
-            wanted[board_type] += self._finals.count_wanted(board_type)
+            wanted[board_type] += self.finals.count_wanted(board_type)
         return {board_type: count for board_type, count in wanted.items() if count}
 
     def expect(self, boards: Mapping[str, int]) -> None:
@@ -148,29 +150,29 @@ class Verification:
         if board_type not in self._types or self._types[board_type].simulated != simulated:
             kind = "simulated" if simulated else "real"
             raise InternalError(f"{board} is a {kind} {board_type}, which {self._order.name} was not ordered for")
-        if board not in self._boards:
-            lent = _Board(board, board_type)
-            self._boards[board] = lent, self._loop.start(self._serve(lent))
+        if board not in self.boards:
+            lent = LentBoard(board, board_type)
+            self.boards[board] = lent, self._loop.start(self._serve(lent))
 
     def take(self, board: str) -> None:
         """Take a board back. Its answers count, its open work is planned anew."""
-        if board in self._boards:
-            _, job = self._boards.pop(board)
+        if board in self.boards:
+            _, job = self.boards.pop(board)
             self._loop.run()
             job.close()
 
-    def spare(self) -> list[str]:
+    def spare(self) -> list[LentBoard]:
         """Return lent boards without work."""
-        return [board.name for board, _ in self._boards.values() if board.work is None]
+        return [board for board, _ in self.boards.values() if board.work is None]
 
     def step(self, now_s: float) -> None:
         """Go on as far as it can. `now_s` is monotonic."""
         self._now_s = now_s
-        self._finals.tick(now_s)
+        self.finals.tick(now_s)
         self._loop.run()
 
     def _may_prepare(self) -> bool:
-        return not self.rests or len(self.spare()) == len(self._boards)
+        return not self.rests or len(self.spare()) == len(self.boards)
 
     # Tasks
 
@@ -186,7 +188,7 @@ class Verification:
 
     def _has_room(self, board_type: str) -> bool:
         begun = sum(key.board_type == board_type for key in self._active)
-        return self.rests or begun < _AHEAD + max(1, len(self._find_names(board_type)))
+        return self.rests or begun < _AHEAD + max(1, len(self.find_names(board_type)))
 
     async def _verify(self, key: RecordKey) -> None:
         """Verify a task, from its search's candidates to its record, or to why it has none."""
@@ -227,7 +229,9 @@ class Verification:
         kind = "winner_failed"
         failure = program.failure
         if failure is not None and failure.status is not None:
-            self._journal.write_failed_check(key, program, failure.status, failure.message)
+            simulated = self._types[key.board_type].simulated
+            outcome = Outcome(failure.status, failure.message, board=program.checked_on, simulated=simulated)
+            self._journal.write(key, program, _CHECK, outcome, None)
             if failure.status is Status.WRONG_RESULT:
                 self._rejected.add((*key.place, program.candidate or ""))
                 kind = str(Status.WRONG_RESULT)
@@ -236,38 +240,38 @@ class Verification:
     async def _begin_finals(self) -> None:
         """Begin the models' finals once all workloads are verified."""
         await until(lambda: not self._pending and not self._active)
-        self._finals.begin()
+        self.finals.begin()
 
     # What a board does
 
-    async def _serve(self, board: _Board) -> None:
+    async def _serve(self, board: LentBoard) -> None:
         """Serve with a lent board until it is taken: one check or round after the other."""
         while True:
             board.work = await until(functools.partial(self._find_work, board))
             await board.work
             board.work = None
 
-    def _find_work(self, board: _Board) -> Coroutine[Any, Any, None] | None:
+    def _find_work(self, board: LentBoard) -> Coroutine[Any, Any, None] | None:
         """Find a check, since others wait for its result, or else a round, which begins with this.
 
         Tasks for which the board keeps its clocks come first.
         """
-        if board.name not in self._boards or (self.rests and self._preparations.count):
+        if board.name not in self.boards or (self.rests and self._preparations.count):
             return None
         keys = [key for key in self._active if key.board_type == board.board_type]
         keys.sort(key=lambda key: key.point != board.point)
         for key in keys:
             if (check := self._programs.find_check(key.place)) is not None:
                 return self._check(board, key, check)
-        names, expected = self._find_names(board.board_type), self._count_expected(board.board_type)
+        names, expected = self.find_names(board.board_type), self._count_expected(board.board_type)
         for key in keys:
             task = self._active[key]
             if (run := task.contest.begin(board.name, self._now_s, names, expected)) is not None:
                 return self._measure(board, task, run)
-        stage = self._finals.find(board.board_type)
-        return None if stage is None else self._finals.run(stage, board.name)
+        stage = self.finals.find(board.board_type)
+        return None if stage is None else self.finals.run(stage, board.name)
 
-    async def _check(self, board: _Board, key: RecordKey, check: ProgramCheck) -> None:
+    async def _check(self, board: LentBoard, key: RecordKey, check: ProgramCheck) -> None:
         """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
@@ -279,7 +283,7 @@ class Verification:
         finally:
             check.is_begun = check.answer is not None
 
-    async def _measure(self, board: _Board, task: VerificationTask, run: RoundRun) -> None:
+    async def _measure(self, board: LentBoard, task: VerificationTask, run: RoundRun) -> None:
         """Measure each candidate of a round in turn. If the board is taken away, the round ends as it is."""
         board.point = task.key.point
         asked: collections.deque[tuple[Program, Future[Ended]]] = collections.deque()
@@ -307,7 +311,7 @@ class Verification:
         if (side := outcome.status.fault_side) not in (None, FaultSide.CANDIDATE):
             self._count_fault(side)
         self.measured, self.measured_s = self.measured + 1, self.measured_s + board_s
-        median_s = self._journal.write_measurement(task.key, program, run.number, outcome, board_s)
+        median_s = self._journal.write(task.key, program, run.number, outcome, board_s)
         energy_j = task.take_energy(program.candidate or "", outcome)
         task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s, energy_j)
 
@@ -316,19 +320,19 @@ class Verification:
         target = self._types[program.key.board_type].target
         return gpus.reference_of(target) if program.candidate is None else target
 
-    def _find_names(self, board_type: str) -> set[str]:
+    def find_names(self, board_type: str) -> set[str]:
         """Return the names of the lent boards of a type."""
-        return {board.name for board, _ in self._boards.values() if board.board_type == board_type}
+        return {board.name for board, _ in self.boards.values() if board.board_type == board_type}
 
     def _count_expected(self, board_type: str) -> int:
-        return max(1, len(self._find_names(board_type)), self._expected.get(board_type, 0))
+        return max(1, len(self.find_names(board_type)), self._expected.get(board_type, 0))
 
     # Ends
 
     @property
     def done(self) -> bool:
         """Whether every task has a record, or none for good, and every final is over."""
-        return not self._pending and not self._active and self._finals.done
+        return not self._pending and not self._active and self.finals.done
 
     @property
     def left(self) -> tuple[int, int]:
@@ -344,11 +348,6 @@ class Verification:
     def unchecked(self) -> int:
         """Count the tasks with unchecked candidates."""
         return len(self._pending) + sum(not task.is_checked for task in self._active.values())
-
-    @property
-    def finals(self) -> Finals:
-        """The finals of the campaign's models."""
-        return self._finals
 
     @property
     def verdict(self) -> VerificationResult:
@@ -368,7 +367,7 @@ class Verification:
                 for key, each in results.items()
                 for said in each.contradictions
             ),
-            finals=tuple(self._finals.documents),
+            finals=tuple(self.finals.documents),
         )
 
 
