@@ -19,7 +19,7 @@ SETTINGS = (4, BATCH, 10**9)
 
 
 def state(kind: str = "conv2d", weight: float = 1.0, flop: float = 1e8, **fields: Any) -> Task:
-    workload = WorkloadOrder(hash="w", name="w", kind=kind, flop=flop, weight=weight, models=())
+    workload = WorkloadOrder(hash="w", name="w", kind=kind, flop=flop, weight=weight, models=(), calls=())
     return Task(key=cast("Any", None), lane=cast("Any", None), workload=workload, **fields)
 
 
