@@ -32,12 +32,12 @@ from farm.processes.machine import name_coordinator
 from farm.services.foreign_clients import ForeignClients
 from farm.services.powering import Powering
 from farm.services.probing import Probing
-from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, VirtualRoute, make_route
+from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, SshRoute, VirtualRoute
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport, unknown_board
 from farm.types.documents import BoardInfo
-from farm.values import Health, Ssh, State, Transport
+from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
 BY = "services"
 # The loop's period without events: the store shows a lost board this much later.
@@ -285,20 +285,27 @@ class Keeper:
                 route: Route = ForeignRoute(leased.keeper)
                 self._boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
                 continue
-            tracker = (self.tracker.host, self.tracker.port)
-            work = emulation.find_work_folder(self._settings.home_path)
-            gpu = code.find_folder(self._settings.home_path)
-            emulator = functools.partial(self._find_emulator, row.board_type)
-            about = (name, row.board_type, transport)
-            route = make_route(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
-            if isinstance(route, VirtualRoute):
-                route.may_start = self._may_start
+            route = self._make_route(row, transport, leased.session)
             gone = leased.before if leased.before not in ("", self._me) else ""
             why = f"{gone} had its connection and is gone" if gone else "not tried yet"
             untried = RouteState(False, time.monotonic(), why)
             self._boards[name] = KeptBoard(name, row.board_type, transport, route, untried)
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).route.close()
+
+    def _make_route(self, row: BoardInfo, transport: Transport, left: str) -> Route:
+        """Make a board's connection, without starting it. `left`: see `SshRoute`."""
+        tracker, home = (self.tracker.host, self.tracker.port), self._settings.home_path
+        match transport:
+            case Ssh():
+                return SshRoute(transport, f"{row.board_type}/{row.name}", tracker, self._known_hosts, left)
+            case Virtual():
+                folders = (self._logs / "boards", emulation.find_work_folder(home), code.find_folder(home))
+                emulator = functools.partial(self._find_emulator, row.board_type)
+                about = (row.name, row.board_type, transport, tracker)
+                return VirtualRoute(*about, *folders, emulator, self._may_start)
+            case Direct():
+                return DirectRoute()
 
     def _list_lent(self) -> list[str]:
         """List the connected boards that this coordinator owns."""

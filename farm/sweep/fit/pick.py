@@ -39,8 +39,7 @@ class Pick:
 
     `confidence` is the probability that `best` has the least objective of all points measured that keep the limits, and
     `close` the probability that none is better by more than 3 %. `best` is None where no point keeps the limits;
-    `reason` then names the nearest to each. `predicted_gain` is the fit's expected gain of an unmeasured point; None
-    without a fit.
+    `reason` then names the nearest to each.
     """
 
     best: PickedPoint | None
@@ -48,13 +47,12 @@ class Pick:
     confidence: float
     close: float
     reason: str
-    predicted_gain: float | None = None
 
 
 CLOSE = 0.03
 
 
-def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = None) -> Pick:
+def pick_point(analysis: Analysis, goal: Goal) -> Pick:
     """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs."""
     points = list(analysis.measured.values())
     if not points:
@@ -65,7 +63,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     fastest = min(points, key=lambda point: combined[point.key].latency.value)
     fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
     if not fits:
-        return Pick(None, (), 0.0, 0.0, _explain(combined, goal), predicted_gain)
+        return Pick(None, (), 0.0, 0.0, _explain(combined, goal))
     choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
@@ -74,7 +72,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     lowest = drawn.min(axis=1)
     confidence = float((drawn.argmin(axis=1) == 0).mean())
     close = float((drawn[:, 0] <= lowest + np.log1p(CLOSE)).mean())
-    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "", predicted_gain)
+    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "")
 
 
 def require_power(has_power: bool, goal: Goal) -> None:

@@ -199,10 +199,11 @@ class SweepSession:
                 repeat=self._wanted.repeat,
                 ambient_c=self._wanted.ambient_c,
                 say=self._say,
-                progress=Progress(self._count_left(grid, before)),
+                progress=Progress(count_visits(self._wanted, grid) - sum(map(len, before.values()))),
                 first_latency_s=first,
             )
-            self._add_more(self._plan_more(len(grid)))
+            if self._where.name is None:
+                self._add_more((self._where.boards or max(1, len(grid) // _POINTS_PER_BOARD)) - 1)
             conductor = self._share(conductor, goal, settings, before)
             self._wait(orders, conductor, numbers, visitor)
         except BaseException as error:
@@ -241,15 +242,6 @@ class SweepSession:
             self.notes.append(text)
             self._say(text)
         return found
-
-    def _count_left(self, grid: Grid, before: Mapping[Series, Sequence[PointMeasurement]]) -> int:
-        return count_visits(self._wanted, grid) - sum(map(len, before.values()))
-
-    def _plan_more(self, points: int) -> int:
-        """Return how many boards to take beside the first one."""
-        if self._where.name is not None:
-            return 0
-        return (self._where.boards or max(1, points // _POINTS_PER_BOARD)) - 1
 
     def _share(
         self,
