@@ -149,7 +149,7 @@ class Keeper:
         """Keep everything up until `stop`, or until `may_end` returns true."""
         while not self._stopping and not may_end():
             self.step()
-            self._run_inbox(TICK_S)
+            self._run_inbox()
 
     def step(self) -> None:
         """Check everything once."""
@@ -170,9 +170,12 @@ class Keeper:
                     _log.info("the holder of %s is gone", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
                 self._tidied_at = now
-                self._tidy()
+                children.trim_logs(self._logs)
+                if gone := self._store.pruning.prune_events():
+                    _log.info("%d old events were forgotten", gone)
             self._look_at_boards()
-            reachable, mine = set(self._list_lent()), self._list_own()
+            reachable = set(self._list_lent())
+            mine = {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
             kept = [row for row in self._rows if row.name in mine]
             refused = {name for name in mine if self._boards[name].state.refused}
             self.powering.step(kept, reachable, refused, self.probing.past)
@@ -229,9 +232,9 @@ class Keeper:
             _log.warning("%s", error)
         self.tracker.stop()
 
-    def _run_inbox(self, timeout_s: float) -> None:
+    def _run_inbox(self) -> None:
         try:
-            work = self._inbox.get(timeout=timeout_s)
+            work = self._inbox.get(timeout=TICK_S)
             while True:
                 work()
                 work = self._inbox.get_nowait()
@@ -257,11 +260,6 @@ class Keeper:
         self._tracker_tries.note_up()
         self.tracker_restarts += 1
         self._tracker_since = time.monotonic()
-
-    def _tidy(self) -> None:
-        children.trim_logs(self._logs)
-        if gone := self._store.pruning.prune_events():
-            _log.info("%d old events were forgotten", gone)
 
     def _reconcile(self) -> None:
         """Have one connection for each board that is wanted and registered, and for no other."""
@@ -310,10 +308,6 @@ class Keeper:
     def _list_lent(self) -> list[str]:
         """List the connected boards that this coordinator owns."""
         return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
-
-    def _list_own(self) -> set[str]:
-        """List boards that no other coordinator connects, connected or not."""
-        return {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
 
     def _look_at_leases(self) -> None:
         """Renew our leases of connections, and release those that others get."""

@@ -240,7 +240,8 @@ async def reserve_board(request: Request, name: str) -> Response:
         if form.get("order") == "release":
             orders.end_reservation(store, name, "", person)
         else:
-            orders.reserve_board(store, name, orders.read_hours(form), form.get("why", ""), person)
+            for_s = orders.read_number(form.get("hours", "").strip(), float) * 3600
+            orders.reserve_board(store, name, for_s, form.get("why", ""), person)
 
     return await take_order(request, f"/boards/{urllib.parse.quote(name, safe='')}", work)
 
