@@ -18,7 +18,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.points.values import Goal, Objective
 from farm.report import campaign_rows, sweep_answer
-from farm.report.campaign_document import TaskId, draw_curves, list_winners
+from farm.report.campaign_document import TaskId, draw_curves, fetch_winners
 from farm.report.sweep_answer import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
@@ -65,8 +65,7 @@ def show_campaign(request: Request, name: str, beside: Text = "") -> HTMLRespons
     with view.stores.lend() as store:
         campaign = store.campaigns.require(name)
         boards = [] if campaign.over else store.boards.fetch()
-        hashes = sorted({each.hash for kind in campaign.order.types for each in kind.workloads})
-        winners = list_winners(campaign, store.records.fetch(workloads=hashes, simulated=None))
+        winners = fetch_winners(store, campaign)
         progress = campaign.progress or {}
         with view.courses.read(store, campaign.id) as course:
             curves = draw_curves(campaign.order, course.gains)
