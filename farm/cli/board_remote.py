@@ -93,7 +93,7 @@ def execute(
 
     One word after `--` is a line for the board's shell; several are a program and its arguments, passed as they are.
     """
-    boards, command = once(names), _to_line(context.meta[_REST])
+    boards, command = list(dict.fromkeys(names)), _to_line(context.meta[_REST])
     timeout_s = read_duration_s("--timeout", timeout)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
@@ -139,7 +139,9 @@ def logs(
     with options.open_store(settings) as store:
         transport = fetch_transport(store, name)
     if not isinstance(transport, Ssh):
-        print_log(_local_log(settings, name, transport), lines, follow)
+        folder = settings.home_path / "logs"
+        own = "agent.log" if isinstance(transport, Direct) else f"boards/{name}.log"
+        print_log(folder / own, lines, follow)
         return
     if follow:
         _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix), accept_host_key or [])
@@ -256,11 +258,6 @@ def _to_line(words: list[str]) -> str:
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
-def once(names: list[str]) -> list[str]:
-    """Return names in their order, each once."""
-    return list(dict.fromkeys(names))
-
-
 def _print_done(name: str, done: _Done, with_name: bool) -> None:
     """Print a board's output; lines carry the board's name where there are several."""
     if done.result is not None:
@@ -289,11 +286,6 @@ def require_ssh(name: str, transport: Transport, what: str) -> Ssh:
     raise UsageError(f"{name} is on this machine: {what} needs SSH", "What it shall run can be run right here.")
 
 
-def _local_log(settings: Settings, name: str, transport: Transport) -> Path:
-    logs = settings.home_path / "logs"
-    return logs / "agent.log" if isinstance(transport, Direct) else logs / "boards" / f"{name}.log"
-
-
 def raise_first(failed: Mapping[str, FarmError]) -> None:
     """Raise one error as it is; of several, print all on stderr and raise the first."""
     for error in list(dict.fromkeys(failed.values()))[1:]:
@@ -319,23 +311,21 @@ def trust(
     settings = farm_settings.load()
     known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     with options.open_store(settings) as store:
-        transports = {name: require_ssh(name, fetch_transport(store, name), "a host key") for name in once(names)}
+        transports = {
+            name: require_ssh(name, fetch_transport(store, name), "a host key") for name in dict.fromkeys(names)
+        }
         if forget:
             for name, transport in transports.items():
                 _forget(store, known_hosts, name, transport)
             return
     addresses = {name: connectivity_addresses.to_ssh_address(transport) for name, transport in transports.items()}
-    before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
+    before = {name for name, at in addresses.items() if at.host_key or known_hosts.find(at.host, at.port)}
     failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
     failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
     for name in addresses.keys() - failed.keys():
         output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
     _reconnect(settings, list(addresses.keys() - failed.keys()))
     raise_first(failed)
-
-
-def _is_pinned(address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHosts) -> bool:
-    return bool(address.host_key or known_hosts.find(address.host, address.port))
 
 
 def _compare_pinned(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from device_agent.protocol import EVERY_CLUSTER, format_cpus, format_mhz
-from device_agent.protocol.hardware import Cluster, PowerMode
+from device_agent.protocol.hardware import PowerMode
 from farm.cli import options, output, tables
 from farm.crew import calibration as board_calibration
 from farm.errors import UsageError
@@ -74,12 +74,12 @@ def _print_facts(board_type: inventory_board_types.BoardType) -> None:
     total = f"{' + '.join(power.total)} ({power.total_scope})" if power.total else "no rail, no sum of rails"
     if power.board_total:
         total += f"; with {' + '.join(power.board_total)}, where fitted, the whole board"
-    target = board_type.target
+    target, gpu, size = board_type.target, board_type.gpu, board_type.memory_bytes
+    hardware = [board_type.soc, _cores(board_type), f"{size / (1 << 30):g} GiB" if size else ""]
+    hardware += [f"GPU {gpu.arch}"] if gpu else []
     facts = {
         "Type": f"{board_type.name}: {board_type.title}",
-        "Hardware": ", ".join(
-            filter(None, (board_type.soc, _cores(board_type), _gibibytes(board_type.memory_bytes), _gpu(board_type)))
-        ),
+        "Hardware": ", ".join(filter(None, hardware)),
         "Releases": "L4T " + ", ".join(board_type.releases) if board_type.releases else "",
         "Compiled for": f"{target.mcpu}, {target.num_cores} threads, {board_type.link_triple}"
         if target
@@ -97,7 +97,10 @@ def _print_facts(board_type: inventory_board_types.BoardType) -> None:
 
 def _clock_rows(board_type: inventory_board_types.BoardType) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = [
-        (cluster.name, cluster.core, _cluster_cpus(cluster), *_table(cluster.freqs_hz))
+        (
+            *(cluster.name, cluster.core, format_cpus(cluster.cpus) + " (isolated)" * cluster.isolated),
+            *_table(cluster.freqs_hz),
+        )
         for cluster in board_type.clusters
     ]
     if board_type.gpu:
@@ -130,18 +133,6 @@ def _cores(board_type: inventory_board_types.BoardType) -> str | None:
     for cluster in board_type.clusters:
         counts[cluster.core] = counts.get(cluster.core, 0) + len(cluster.cpus)
     return ", ".join(f"{count}× {core}" for core, count in counts.items()) or None
-
-
-def _gpu(board_type: inventory_board_types.BoardType) -> str:
-    return f"GPU {board_type.gpu.arch}" if board_type.gpu else ""
-
-
-def _gibibytes(size: int | None) -> str:
-    return f"{size / (1 << 30):g} GiB" if size else ""
-
-
-def _cluster_cpus(cluster: Cluster) -> str:
-    return format_cpus(cluster.cpus) + (" (isolated)" if cluster.isolated else "")
 
 
 def _floors(board_type: inventory_board_types.BoardType) -> str:

@@ -16,10 +16,10 @@ from farm.campaign import artifacts, spec
 from farm.campaign import plan as campaign_plan
 from farm.campaign.engine import control
 from farm.cli import campaign_run, options, output, tables
-from farm.cli.campaign_options import Limits, Name
+from farm.cli.campaign_options import Limits, Name, draw
 from farm.errors import UsageError
 from farm.processes import machine
-from farm.report import campaign_document, campaign_page, campaign_rows, campaign_table
+from farm.report import campaign_document, campaign_page, campaign_rows
 from farm.types import campaigns
 from farm.units import format_minute
 from farm.values import CampaignState
@@ -50,17 +50,7 @@ def show(name: Name) -> output.Document:
         campaign = store.campaigns.require(name)
         document = campaign_document.make_document(store, name)
     yield document
-    output.stdout.print(
-        campaign_table.draw(
-            campaign.name,
-            campaign.state,
-            campaign.reason,
-            campaign.budget,
-            campaign.progress,
-            None,
-            output.stdout.width if output.stdout.is_terminal else None,
-        )
-    )
+    output.stdout.print(draw(campaign, None, output.stdout.width if output.stdout.is_terminal else None))
     for final in campaign_rows.list_finals(document["progress"]):
         output.say(campaign_rows.describe_final(final))
     found = sum(each["median_s"] is not None for each in document["winners"])

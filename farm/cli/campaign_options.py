@@ -47,7 +47,7 @@ class CampaignScreen:
             if self._live is None:
                 self._live = Live(console=stderr, refresh_per_second=4, transient=True)
                 self._live.start()
-            self._live.update(_draw(campaign, stderr.height, stderr.width))
+            self._live.update(draw(campaign, stderr.height, stderr.width))
         elif changed or time.monotonic() - self._printed_at >= _PLAIN_INTERVAL_S:
             self._printed_at = time.monotonic()
             line = campaign_table.summary_line(
@@ -58,7 +58,7 @@ class CampaignScreen:
     def finish(self, campaign: campaigns.FleetCampaign) -> None:
         """Leave the last table on the terminal."""
         self.close()
-        stderr.print(_draw(campaign, None, stderr.width if stderr.is_terminal else None))
+        stderr.print(draw(campaign, None, stderr.width if stderr.is_terminal else None))
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -67,7 +67,8 @@ class CampaignScreen:
             self._live = None
 
 
-def _draw(campaign: campaigns.FleetCampaign, height: int | None, width: int | None) -> RenderableType:
+def draw(campaign: campaigns.FleetCampaign, height: int | None, width: int | None) -> RenderableType:
+    """Draw a campaign's tables; see `campaign_table.draw`."""
     return campaign_table.draw(
         campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress, height, width
     )

@@ -269,7 +269,9 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
                 each.algorithm or None,
                 each.weight,
                 _say_source(manifest, each),
-                None if each.latency_s is None else _say_latency(each.latency_s, each.source),
+                None
+                if each.latency_s is None
+                else f"{'~' * (each.source != 'record')}{format_number(each.latency_s * 1e6)}",
             )
             for each in manifest.workloads
         ],
@@ -313,11 +315,6 @@ def _say_lengths(lengths: SequenceLengths) -> str:
     sizes = [str(each.size) for each in lengths.sizes]
     takes = f"takes {lengths.least} to {sizes[-1]} {lengths.name}, padded to {', '.join(sizes)}"
     return f"{takes}; its workloads are those of {sizes[-1]}"
-
-
-def _say_latency(latency_s: float, source: str) -> str:
-    """One call in microseconds; marked as an estimate where no record gives it."""
-    return f"{'' if source == 'record' else '~'}{format_number(latency_s * 1e6)}"
 
 
 def _say_weights(manifest: Manifest) -> str:

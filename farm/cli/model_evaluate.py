@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,8 +155,9 @@ def _print(document: dict[str, Any]) -> None:
     examples, made = document["examples"], [row for row in document["rows"] if "scores" in row]
     if len(examples) <= _SHOWN and any(each["found"] for each in examples):
         found = [
-            (each["file"], each["label"], *(_say_best(each["found"].get(row["precision"])) for row in made))
+            (each["file"], each["label"], *(best and f"{best['label']} {100 * best['share']:.1f} %" for best in bests))
             for each in examples
+            for bests in [[each["found"].get(row["precision"]) for row in made]]
         ]
         heads = ["Example", "Label", *map(evaluate_page.name_row, made)]
         tables.print_table(heads, found, left=range(len(heads)))
@@ -171,7 +171,3 @@ def _print(document: dict[str, Any]) -> None:
     lines += ["change: points against ONNX Runtime in float32, on the same examples"]
     lines += [f"int8 was calibrated with images of {document['calibration']}"] if document["calibration"] else []
     output.say(*lines, *(f"report: {path}" for path in document.get("report", ())))
-
-
-def _say_best(best: Mapping[str, Any] | None) -> str | None:
-    return None if best is None else f"{best['label']} {100 * best['share']:.1f} %"

@@ -12,7 +12,6 @@ from farm import foreign
 from farm import settings as farm_settings
 from farm.cli import output
 from farm.errors import UsageError
-from farm.services.notices import document as notices
 from farm.services.notices import sending
 
 app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a command, a webhook or a URL of Apprise.")
@@ -36,13 +35,13 @@ def try_way(name: Annotated[str, typer.Argument(metavar="NAME", help="A way.")])
     ways = _read(farm_settings.load().home_path)
     if name not in ways:
         hint = f"{foreign.suggest(name, ways)} There are: {', '.join(ways)}.".strip()
-        raise UsageError(f"there is no way {name!r} in {notices.FILE_NAME}", hint)
+        raise UsageError(f"there is no way {name!r} in {sending.FILE_NAME}", hint)
     sending.send(ways[name], sending.Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
     output.say(f"sent: {ways[name].shown}")
 
 
-def _read(home: Path) -> dict[str, notices.WayDocument]:
-    document = notices.read_notices(home)
+def _read(home: Path) -> dict[str, sending.WayDocument]:
+    document = sending.read_notices(home)
     if document is None:
-        raise UsageError(f"there is no {home / notices.FILE_NAME}", "docs/howto/watch-the-farm.md shows one.")
+        raise UsageError(f"there is no {home / sending.FILE_NAME}", "docs/howto/watch-the-farm.md shows one.")
     return document.ways

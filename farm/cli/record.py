@@ -87,7 +87,8 @@ def show_record(
     yield record_document.make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about.arguments)
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about.pipeline}")
-    output.say(*told, "target: " + " ".join(f"{key}={_say_value(value)}" for key, value in about.target.items()))
+    target = {name: ",".join(map(str, each)) if isinstance(each, list) else each for name, each in about.target.items()}
+    output.say(*told, "target: " + " ".join(f"{name}={each}" for name, each in target.items()))
     _print_records(records, codes, "no record; `farm record best` shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"
@@ -237,10 +238,6 @@ def _say_flop(names: list[str]) -> None:
 
 def _show_point(point: str) -> str:
     return "default" if point == DEFAULT_POINT else point
-
-
-def _say_value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _tell_origin(record: Record) -> str:

@@ -22,7 +22,6 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.export import document as export_document
 from farm.sweep.plan import order as plan_order
-from farm.sweep.plan import preview
 from farm.sweep.run import programs, runner
 from farm.units import format_minute
 
@@ -153,7 +152,7 @@ def plan(model: options.Model, asked: Asked) -> output.Document:
         kind, name = on_board.choose_board(store, asked.board_type, asked.board)
         found = runner.preview_sweep(order, plan_order.SweepPlace(kind.name, name, asked.boards), goal, named, store)
     yield found.to_dict(order)
-    for line in preview.describe(found, order):
+    for line in plan_order.describe(found, order):
         output.say(line)
 
 

@@ -143,10 +143,9 @@ def _print_pair(pair: comparing.SeriesPair) -> None:
     tables.print_table(columns, rows)
     for quantity in ("latency", "energy"):
         if len(pair.points) > 1 and (summary := pair.summarise(quantity)):
-            mean, least, greatest = summary
             print(
-                f"{quantity}: B is {mean:.3f} times A, geometric mean over {len(pair.points)} points "
-                f"({least:.3f} to {greatest:.3f})"
+                f"{quantity}: B is {summary['mean']:.3f} times A, geometric mean over {len(pair.points)} points "
+                f"({summary['least']:.3f} to {summary['greatest']:.3f})"
             )
     if pair.left_out:
         print(f"{pair.left_out} points were measured in one of both only")

@@ -38,12 +38,11 @@ from farm.provision.plan import (
     StepReport,
     StepStatus,
     check_board,
-    choose_pythons,
     plan_removals,
     plan_steps,
 )
 from farm.provision.shell import BoardShell
-from farm.provision.survey import BoardSurvey, Login, describe_system, fetch_login, fetch_survey
+from farm.provision.survey import BoardSurvey, Login, describe_release, fetch_login, fetch_survey
 
 # Step deadlines for a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
 QUICK_S = 60.0
@@ -199,7 +198,8 @@ class Provisioner:
             kind = load_board_types().get(self.target.options.board_type)
             self._notes += check_board(survey, layout, time.time(), kind)
             python = next(iter(survey.pythons), "older than 3.10")
-            facts = f"{describe_system(survey)}, {survey.arch}, glibc {survey.glibc}, Python {python}"
+            system = ", ".join(filter(None, (survey.os_name, describe_release(survey.l4t))))
+            facts = f"{system}, {survey.arch}, glibc {survey.glibc}, Python {python}"
             notes = "".join(f"; {note}" for note in self._notes)
             return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
 
@@ -210,7 +210,7 @@ class Provisioner:
     ) -> tuple[tuple[Bundle | None, ProvisioningPlan], StepStatus, str]:
         """The bundle, and the remaining steps. A dry run builds none, which would fetch its parts."""
         look = self._job.bundles.find if self._job.dry_run else self._job.bundles.require
-        bundle = look(survey.arch, choose_pythons(survey))
+        bundle = look(survey.arch, tuple(survey.pythons))
         plan = plan_steps(survey, layout, bundle, files)
         if bundle is None:
             return (None, plan), StepStatus.WOULD, "make one of about 45 MB, or 75 MB with a Python"

@@ -10,7 +10,6 @@ import json
 import platform
 import re
 import stat
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -112,7 +111,7 @@ def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="farm-python-") as text:
         scratch = Path(text)
         try:
-            uv = fetch_uv(_own_arch(), scratch)
+            uv = fetch_uv(platform.machine(), scratch)
             environment = pip_environment() | {"UV_PYTHON_CACHE_DIR": str(scratch / "cache")}
             command = [str(uv), "python", "install", "--no-config", "--no-bin"]
             command += ["--install-dir", str(scratch / "installed"), f"cpython-{series}-linux-{arch}-gnu"]
@@ -129,8 +128,3 @@ def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
                 target.write_bytes(archive.read_bytes())
                 return target
     raise TransientError(f"uv fetched Python {series} for {arch} and kept no archive of it")
-
-
-def _own_arch() -> str:
-    assert sys.platform == "linux"
-    return platform.machine()

@@ -144,7 +144,8 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: Boa
     off_s = survey.clock_s - now
     if abs(off_s) > CLOCK_TOLERANCE_S:
         ahead = "ahead" if off_s > 0 else "behind"
-        notes.append(f"its clock is {describe_span(abs(off_s))} {ahead} (it says {_date(survey.clock_s)}); set it")
+        said = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(survey.clock_s))
+        notes.append(f"its clock is {describe_span(abs(off_s))} {ahead} (it says {said}); set it")
     if not layout.as_root:
         notes.append(
             "neither root nor sudo without a password: no clock helper, so clocks cannot be held; "
@@ -153,11 +154,6 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: Boa
     elif not layout.systemd:
         notes.append("no systemd: the agent is not started when the board boots; tvm-farm-board start does it")
     return notes
-
-
-def choose_pythons(survey: BoardSurvey) -> tuple[str, ...]:
-    """The Python series for a bundle, in order of preference."""
-    return tuple(survey.pythons)
 
 
 def plan_steps(
@@ -225,7 +221,3 @@ def _require_room(survey: BoardSurvey, layout: Layout, bundle: Bundle) -> None:
             f"the board's disk takes only {survey.free_files} more files, {files} are needed",
             "Remove what holds many small files.",
         )
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -136,7 +136,8 @@ def write_files(layout: Layout, files: Sequence[BoardFile]) -> str:
 
 def switch(layout: Layout, key: str) -> str:
     """Point `current` to a version, atomically."""
-    return join_lines(_note_pending(layout), _link(key))
+    version = f"versions/{shlex.quote(key)}"
+    return join_lines(_note_pending(layout), f"ln -sfn {version} current.part; mv -fT current.part current")
 
 
 def _let_use_gpu(layout: Layout) -> str:
@@ -267,10 +268,6 @@ def _note_pending(layout: Layout) -> str:
         "if [ ! -f pending ]; then before=$(readlink current || true); before=${before#versions/}",
         '  echo "${before:-none}" >pending.part; mv pending.part pending; fi',
     )
-
-
-def _link(key: str) -> str:
-    return f"ln -sfn versions/{shlex.quote(key)} current.part; mv -fT current.part current"
 
 
 def _restart(layout: Layout, agent_port: int, timeout_s: float) -> str:

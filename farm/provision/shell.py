@@ -10,12 +10,8 @@ from farm.provision.layout import Layout
 
 # An interrupted run may still be active on the board for its step's time.
 LOCK_TIMEOUT_S = 60.0
-
-
 # The exit code for `flock -E` if the lock is held; EX_TEMPFAIL of sysexits.h.
 _LOCKED = 75
-
-
 # SSH commands get a short PATH on some systems. As root only these are used, as under sudo: the agent's user may not
 # even see a Python in root's home.
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -77,11 +77,6 @@ class BoardSurvey:
     models: bool = False
 
 
-def describe_system(survey: BoardSurvey) -> str:
-    """Describe a board's system, with its L4T release if any."""
-    return ", ".join(each for each in (survey.os_name, describe_release(survey.l4t)) if each)
-
-
 def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
     """Find out the login's rights, and what is installed at `system_prefix`.
 
@@ -216,13 +211,9 @@ _LINES = {
     "R38": ((4, 0), "JetPack 7", ("t264",)),
     "R39": ((2, 0), "JetPack 7", ("t234", "t264")),
 }
-
-
 # As in /etc/nv_tegra_release, `# R36 (release), REVISION: 4.7, …`, and as the package nvidia-l4t-core,
 # `36.4.7-20250918154033`.
 _FILE = re.compile(r"#?\s*R(\d{1,3}) \(release\), REVISION: (\d{1,3})(?:\.(\d{1,3}))?")
-
-
 _PACKAGE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-~+].*)?")
 
 

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from packaging.markers import Marker
@@ -59,11 +59,6 @@ def choose_pins(text: str, python: str, arch: str) -> tuple[PinnedPackage, ...]:
     return tuple(chosen)
 
 
-def to_requirements(pins: Iterable[PinnedPackage]) -> str:
-    """Format pins as a requirements file, with hashes and without markers."""
-    return "".join(f"{pin.to_text()}\n" for pin in sorted(pins, key=lambda pin: pin.name))
-
-
 def _environment(python: str, arch: str) -> dict[str, str]:
     """A board's environment in PEP 508's terms."""
     return {
@@ -107,7 +102,7 @@ def fetch_wheels(pins: Collection[PinnedPackage], python: str, arch: str, folder
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / "requirements.txt"
-    wanted.write_text(to_requirements(pins))
+    wanted.write_text("".join(f"{pin.to_text()}\n" for pin in sorted(pins, key=lambda pin: pin.name)))
     command = python_command("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
     command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"]
     command += ["--python-version", python, "--dest", str(folder), "--requirement", str(wanted)]

@@ -79,7 +79,7 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
     return document | {
         "trials": _count_statuses(totals),
         "boards": _list_boards(totals),
-        "winners": list_winners(campaign, _fetch_records(store, campaign)),
+        "winners": fetch_winners(store, campaign),
         "curves": draw_curves(campaign.order, list_gains(store.totals.fetch_course(campaign.id))),
         "events": [{"at": row.at, "kind": row.kind, "message": row.message} for row in store.events.fetch(name)],
     }
@@ -112,9 +112,10 @@ def rate_options(store: Store, name: str) -> list[dict[str, Any]]:
     return rated
 
 
-def _fetch_records(store: Store, campaign: campaigns.FleetCampaign) -> list[Record]:
+def fetch_winners(store: Store, campaign: campaigns.FleetCampaign) -> list[dict[str, Any]]:
+    """Return `list_winners` of the records there are."""
     hashes = sorted({each.hash for kind in campaign.order.types for each in kind.workloads})
-    return store.records.fetch(workloads=hashes, simulated=None)
+    return list_winners(campaign, store.records.fetch(workloads=hashes, simulated=None))
 
 
 def list_winners(campaign: campaigns.FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ The live table and the report use them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from farm.points.values import format_conditions, format_threads
@@ -68,12 +68,6 @@ def list_groups(progress: Document) -> list[RowGroup]:
 def _find_share(task: Document) -> tuple[float, float]:
     best_s = task["best_s"] or 0.0
     return task["weight"] * best_s, task["weight"] * task["flop"]
-
-
-def sum_weighted(tasks: Sequence[Document]) -> float | None:
-    """Add up the weighted best latencies of the tasks that have one; None where none has."""
-    known = [task["weight"] * task["best_s"] for task in tasks if task["best_s"]]
-    return sum(known) if known else None
 
 
 def find_gflops(task: Document) -> float | None:

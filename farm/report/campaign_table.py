@@ -149,7 +149,7 @@ def _rows(group: RowGroup, room: int | None) -> Iterator[tuple[tuple[str, ...], 
         )
     if hidden := group.tasks[len(shown) :]:
         trials = sum(int(task["counted"]) for task in hidden)
-        sum_s = campaign_rows.sum_weighted(hidden)
+        sum_s = sum(task["weight"] * task["best_s"] for task in hidden if task["best_s"]) or None
         yield (f"  … {len(hidden)} lighter", "", "", f"{trials:,}", "", "", _us(sum_s), ""), ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from farm import units
@@ -29,11 +29,13 @@ def plan_chart(document: Mapping[str, Any]) -> Chart:
     timed = [each for each in document["layers"] if each["total_s"]]
     shown = timed[:_MOST_LAYERS]
     unit = units.seconds_scale([each["total_s"] for each in shown[:1]])
-    marks = [
-        _plan_bars(shown, limit, charts.COLOURS[at], unit)
-        for at, limit in enumerate((*LIMITS, _UNKNOWN))
-        if any((each["limit"] or _UNKNOWN) == limit for each in shown)
-    ]
+    marks = []
+    for limit, colour in zip((*LIMITS, _UNKNOWN), charts.COLOURS, strict=False):
+        own = [(-float(at), each) for at, each in enumerate(shown) if (each["limit"] or _UNKNOWN) == limit]
+        if own:
+            x = tuple(each["total_s"] * unit.factor for _, each in own)
+            texts = tuple(_tell(each, unit) for _, each in own)
+            marks.append(Marks(x, tuple(at for at, _ in own), colour, limit, bars=0.62, texts=texts))
     left_out = f"; the {len(shown)} longest of {len(timed)}" if len(shown) < len(timed) else ""
     device = f"{document['board_type']} {document['device'].upper()}"
     rows = tuple(_name(each) for each in shown)
@@ -44,18 +46,6 @@ def plan_chart(document: Mapping[str, Any]) -> Chart:
         f"time of each layer in one inference, coloured by what limits it{left_out}; less is better", (panel,),
         0.7 + 0.27 * len(shown), document["simulated"], note,
     )  # fmt: skip
-
-
-def _plan_bars(shown: Sequence[Mapping[str, Any]], limit: str, colour: str, unit: units.Scale) -> Marks:
-    own = [(at, each) for at, each in enumerate(shown) if (each["limit"] or _UNKNOWN) == limit]
-    return Marks(
-        tuple(each["total_s"] * unit.factor for _, each in own),
-        tuple(-float(at) for at, _ in own),
-        colour,
-        limit,
-        bars=0.62,
-        texts=tuple(_tell(each, unit) for _, each in own),
-    )
 
 
 def _tell(layer: Mapping[str, Any], unit: units.Scale) -> str:

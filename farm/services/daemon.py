@@ -206,15 +206,12 @@ class Daemon:
             except concurrent.futures.TimeoutError:
                 self._do(lambda name=name, answer=answer: probing.withdraw(name, answer))
                 kept = self._keeper.boards.get(name)
-                why = (kept.trouble or self._find_last_reason(name)) if kept is not None else "it is retired"
+                last = probing.reports.get(name, {})
+                reason = str(last["reason"]) if last.get("skipped") else ""
+                why = (kept.trouble or reason) if kept is not None else "it is retired"
                 reason = f"no answer within {timeout_s:g} s" + (f": {why}" if why else "")
                 reports.append(skipped(name, timeout_s, reason))
         return reports
-
-    def _find_last_reason(self, name: str) -> str:
-        """Return why the latest probe of a board was not made; empty where it was, or there was none."""
-        report = self._keeper.probing.reports.get(name, {})
-        return str(report["reason"]) if report.get("skipped") else ""
 
     def _may_end(self) -> bool:
         held = self._control.holds > 0

@@ -32,12 +32,12 @@ from farm.processes.machine import name_coordinator
 from farm.services.foreign_clients import ForeignClients
 from farm.services.powering import Powering
 from farm.services.probing import Probing
-from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, VirtualRoute, make_route
+from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, SshRoute, VirtualRoute
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport, unknown_board
 from farm.types.documents import BoardInfo
-from farm.values import Health, Ssh, State, Transport
+from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
 BY = "services"
 # The loop's period without events: the store shows a lost board this much later.
@@ -149,7 +149,7 @@ class Keeper:
         """Keep everything up until `stop`, or until `may_end` returns true."""
         while not self._stopping and not may_end():
             self.step()
-            self._run_inbox(TICK_S)
+            self._run_inbox()
 
     def step(self) -> None:
         """Check everything once."""
@@ -170,9 +170,12 @@ class Keeper:
                     _log.info("the holder of %s is gone", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
                 self._tidied_at = now
-                self._tidy()
+                children.trim_logs(self._logs)
+                if gone := self._store.pruning.prune_events():
+                    _log.info("%d old events were forgotten", gone)
             self._look_at_boards()
-            reachable, mine = set(self._list_lent()), self._list_own()
+            reachable = set(self._list_lent())
+            mine = {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
             kept = [row for row in self._rows if row.name in mine]
             refused = {name for name in mine if self._boards[name].state.refused}
             self.powering.step(kept, reachable, refused, self.probing.past)
@@ -229,9 +232,9 @@ class Keeper:
             _log.warning("%s", error)
         self.tracker.stop()
 
-    def _run_inbox(self, timeout_s: float) -> None:
+    def _run_inbox(self) -> None:
         try:
-            work = self._inbox.get(timeout=timeout_s)
+            work = self._inbox.get(timeout=TICK_S)
             while True:
                 work()
                 work = self._inbox.get_nowait()
@@ -258,11 +261,6 @@ class Keeper:
         self.tracker_restarts += 1
         self._tracker_since = time.monotonic()
 
-    def _tidy(self) -> None:
-        children.trim_logs(self._logs)
-        if gone := self._store.pruning.prune_events():
-            _log.info("%d old events were forgotten", gone)
-
     def _reconcile(self) -> None:
         """Have one connection for each board that is wanted and registered, and for no other."""
         seen = set()
@@ -285,14 +283,7 @@ class Keeper:
                 route: Route = ForeignRoute(leased.keeper)
                 self._boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
                 continue
-            tracker = (self.tracker.host, self.tracker.port)
-            work = emulation.find_work_folder(self._settings.home_path)
-            gpu = code.find_folder(self._settings.home_path)
-            emulator = functools.partial(self._find_emulator, row.board_type)
-            about = (name, row.board_type, transport)
-            route = make_route(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
-            if isinstance(route, VirtualRoute):
-                route.may_start = self._may_start
+            route = self._make_route(row, transport, leased.session)
             gone = leased.before if leased.before not in ("", self._me) else ""
             why = f"{gone} had its connection and is gone" if gone else "not tried yet"
             untried = RouteState(False, time.monotonic(), why)
@@ -300,13 +291,23 @@ class Keeper:
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).route.close()
 
+    def _make_route(self, row: BoardInfo, transport: Transport, left: str) -> Route:
+        """Make a board's connection, without starting it. `left`: see `SshRoute`."""
+        tracker, home = (self.tracker.host, self.tracker.port), self._settings.home_path
+        match transport:
+            case Ssh():
+                return SshRoute(transport, f"{row.board_type}/{row.name}", tracker, self._known_hosts, left)
+            case Virtual():
+                folders = (self._logs / "boards", emulation.find_work_folder(home), code.find_folder(home))
+                emulator = functools.partial(self._find_emulator, row.board_type)
+                about = (row.name, row.board_type, transport, tracker)
+                return VirtualRoute(*about, *folders, emulator, self._may_start)
+            case Direct():
+                return DirectRoute()
+
     def _list_lent(self) -> list[str]:
         """List the connected boards that this coordinator owns."""
         return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
-
-    def _list_own(self) -> set[str]:
-        """List boards that no other coordinator connects, connected or not."""
-        return {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
 
     def _look_at_leases(self) -> None:
         """Renew our leases of connections, and release those that others get."""

@@ -88,12 +88,7 @@ class PowerOrder(StrEnum):
     GIVE_UP = "give_up"
 
 
-_LIMITS = HealthLimits()
-
-
-def plan_power(
-    row: BoardInfo, past: ProbePast | None, lost_s: float | None, boot_s: float, limits: HealthLimits = _LIMITS
-) -> PowerOrder | None:
+def plan_power(row: BoardInfo, past: ProbePast | None, lost_s: float | None, boot_s: float) -> PowerOrder | None:
     """Decide what to do about a board with power commands; None for nothing.
 
     `row` is one of `store.boards.fetch`. `lost_s`: how long it was not connected, None where it is. Boards that an
@@ -109,7 +104,7 @@ def plan_power(
         hangs = lost_s >= LOST_S
     if not hangs or min(row.power_cycled_s, default=boot_s) < boot_s:
         return None
-    if len(row.power_cycled_s) < limits.cycles:
+    if len(row.power_cycled_s) < HealthLimits().cycles:
         return PowerOrder.CYCLE
     return None if row.health == Health.QUARANTINED else PowerOrder.GIVE_UP
 

@@ -22,23 +22,13 @@ from farm.values import Health, State
 
 # Boards that are probed at once.
 MOST_AT_ONCE = 4
-
-
 # After a probe that did not pass, doubling: soon enough for a hiccup, seldom enough for a board that stays broken.
 FIRST_PAUSE_S = 5.0
-
-
 LAST_PAUSE_S = 300.0
-
-
 # A skipped one (a TVM client has the board) cost nothing and blames no board.
 LAST_SKIP_PAUSE_S = 30.0
-
-
 # The rows may be as old as this: a board that has just passed still looks suspect in them.
 SETTLE_S = 2.0
-
-
 # Passes in quick succession would prove only one moment.
 QUARANTINE_PAUSE_S = 30.0
 
@@ -72,9 +62,8 @@ def plan_probes(
     busy: Collection[str],
     now_s: float,
     interval_s: float,
-    most: int = MOST_AT_ONCE,
 ) -> list[str]:
-    """Return the boards to probe now, the most urgent first, so that with `busy` ones at most `most` run.
+    """Return the boards to probe now, the most urgent first, so that with `busy` ones at most `MOST_AT_ONCE` run.
 
     `rows` are those of `store.boards.fetch`. Good boards are probed every `interval_s`, with 0 not at all.
     """
@@ -86,7 +75,7 @@ def plan_probes(
         at_s = plan_next_s(row, past.get(name), now_s, interval_s)
         if at_s is not None and at_s <= now_s:
             due.append((row.health == Health.GOOD, at_s, name))
-    return [name for _, _, name in sorted(due)[: max(0, most - len(busy))]]
+    return [name for _, _, name in sorted(due)[: max(0, MOST_AT_ONCE - len(busy))]]
 
 
 def plan_next_s(row: BoardInfo, past: ProbePast | None, now_s: float, interval_s: float) -> float | None:
@@ -123,21 +112,13 @@ def plan_pause_s(past: ProbePast) -> float:
 # A virtual board's time depends on the golden kernel's cost on this machine, which is measured anew where the cache was
 # deleted, perhaps beside other programs. Wrong clocks of a board differ by more than this.
 SIMULATED_TOLERANCE = 0.30
-
-
 # This far above the type's value is another setting of the chip or a late driver, not chance. Below 0.1 s a second has
 # ten values, which is enough for any type.
 SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
-
-
 # Above this, in cores, another program may have used the core or the memory bandwidth of the golden kernel.
 OTHER_LOAD = 0.5
-
-
 # How many boards of its type a board is compared with: more do not improve the median, and cost time.
 MOST_PEERS = 16
-
-
 # Of each of them, the newest runs.
 PEER_RUNS = 10
 

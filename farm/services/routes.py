@@ -26,7 +26,7 @@ from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.store import Store
 from farm.store.routes import OVERDUE_S, BoardRoute
-from farm.values import Direct, Ssh, Transport, Virtual
+from farm.values import Ssh, Virtual
 
 # Time for a board from another coordinator to connect: a connection, and an agent that looks for its tracker every 2 s.
 # Until then it keeps its state.
@@ -242,40 +242,38 @@ class VirtualRoute:
         self,
         name: str,
         board_type: str,
-        seed: int,
+        transport: Virtual,
         tracker: tuple[str, int],
         folder: Path,
-        faults: tuple[str, ...] = (),
         work: Path | None = None,
-        live: bool = False,
         gpu: Path | None = None,
         emulator: Callable[[], Path | None] = lambda: None,
-        meter: str = "",
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Start nothing before `look`. `meter` is the command of an external meter.
+        """Start nothing before `look`, and then only while it `may_start`.
 
-        `folder` takes its log; `faults` are injected at each start; `work` caches what programs cost on this machine,
-        for all boards of a home; `gpu` is the folder of its GPU's parts. If `emulator` returns the emulator's parts,
-        called before each start, it runs its own aarch64 code.
+        `folder` takes its log; `work` caches what programs cost on this machine, for all boards of a home; `gpu` is the
+        folder of its GPU's parts. If `emulator` returns the emulator's parts, called before each start, it runs its own
+        aarch64 code.
         """
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
-            *python_command("-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(seed)),
+            *python_command("-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(transport.seed)),
             *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
-            *(word for fault in faults for word in ("--fault", fault)),
+            *(word for fault in transport.faults for word in ("--fault", fault)),
             *(("--work-folder", str(work)) if work else ()),
-            *(("--time", "live") if live else ()),
+            *(("--time", "live") if transport.live else ()),
             *(("--gpu-folder", str(gpu)) if gpu else ()),
-            *(("--meter", meter) if meter else ()),
+            *(("--meter", transport.meter) if transport.meter else ()),
         ]
         self._find_emulator = emulator
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._restarts, self._connects = Restarts(_BACKOFF), 0
         self._state = RouteState(False, time.monotonic(), "not started yet")
-        self.may_start: Callable[[], bool] = lambda: True
+        self._may_start = may_start
 
     @property
     def starting(self) -> bool:
@@ -284,7 +282,7 @@ class VirtualRoute:
     def look(self) -> RouteState:
         now = time.monotonic()
         if self._process is None:
-            if self._restarts.due and self.may_start():
+            if self._restarts.due and self._may_start():
                 self._start(now)
         elif self._process.poll() is not None:
             self._give_up(now, f"its agent ended: {children.tail(self._log, 1)}")
@@ -354,26 +352,3 @@ class ForeignRoute(DirectRoute):
         self.keeper = keeper
         text = f"{keeper} has its connection" if keeper else "other coordinators have it for a while"
         self._state = RouteState(False, time.monotonic(), text)
-
-
-def make_route(
-    name: str,
-    board_type: str,
-    transport: Transport,
-    tracker: tuple[str, int],
-    known_hosts: KnownHosts,
-    logs: Path,
-    work: Path,
-    gpu: Path | None = None,
-    emulator: Callable[[], Path | None] = lambda: None,
-    left: str = "",
-) -> Route:
-    """Make the connection for a transport, without starting it. `left`: see `SshRoute`."""
-    match transport:
-        case Ssh():
-            return SshRoute(transport, f"{board_type}/{name}", tracker, known_hosts, left)
-        case Virtual(seed, faults, live, meter):
-            folder = logs / "boards"
-            return VirtualRoute(name, board_type, seed, tracker, folder, faults, work, live, gpu, emulator, meter)
-        case Direct():
-            return DirectRoute()

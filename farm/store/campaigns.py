@@ -279,13 +279,13 @@ class Campaigns(StorePart):
                 self._leave(connection, each, after, reason)
         return interrupted
 
-    def interrupt_untaken(self, after_s: float = UNTAKEN_S) -> list[str]:
-        """Mark campaigns as interrupted that no engine has taken for `after_s`; return their names.
+    def interrupt_untaken(self) -> list[str]:
+        """Mark campaigns as interrupted that no engine has taken for `UNTAKEN_S`; return their names.
 
         Those being cancelled are cancelled. The caller knows that no engine lives.
         """
         with self._db.writing() as connection:
-            names = [each for each in list_open(connection) if self._is_untaken(connection, each, after_s)]
+            names = [each for each in list_open(connection) if self._is_untaken(connection, each)]
             for each in names:
                 after = CampaignState.CANCELLED if each.wanted == CANCEL else CampaignState.INTERRUPTED
                 self._leave(connection, each, after, NOT_TAKEN)
@@ -350,8 +350,8 @@ class Campaigns(StorePart):
 
     # Inside a transaction
 
-    def _is_untaken(self, connection: sa.Connection, campaign: campaigns.FleetCampaign, after_s: float) -> bool:
-        """Whether a campaign has waited for an engine for `after_s` since it was last submitted or asked for."""
+    def _is_untaken(self, connection: sa.Connection, campaign: campaigns.FleetCampaign) -> bool:
+        """Whether a campaign has waited for an engine for `UNTAKEN_S` since it was last submitted or asked for."""
         if campaign.state is not CampaignState.SUBMITTED or campaign.engine is not None or campaign.wanted == PAUSE:
             return False
         events = schema.events
@@ -360,7 +360,7 @@ class Campaigns(StorePart):
                 events.c.subject == campaign.name, events.c.kind.startswith("campaign_")
             )
         ).scalar()
-        return self._db.wall_clock() - (last or campaign.started_at) > after_s
+        return self._db.wall_clock() - (last or campaign.started_at) > UNTAKEN_S
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
         return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)

@@ -21,8 +21,6 @@ _ORDERED = (
 _RESERVED = "reserved%"
 # The actors of what the farm does by itself.
 _AUTOMATIC = ("services",)
-
-
 # How many of the newest board events to search for a board's last fault: weeks of a small fleet, a day of a large one.
 _FAULTS_WITHIN = 50_000
 # Events of every board in every campaign, which are no news.
@@ -198,15 +196,15 @@ class Events(StorePart):
         [row] = self._db.rows(sa.select(last[0].label("boards"), last[1].label("others")))
         return Mark(int(row["boards"]), int(row["others"]))
 
-    def fetch_after(self, after: Mark, most: int, since: float | None = None) -> list[StoreEvent]:
-        """The next `most` events of each kind after a mark, in order of time, without those before `since`."""
+    def fetch_after(self, after: Mark, most: int) -> list[StoreEvent]:
+        """The next `most` events of each kind after a mark, in order of time."""
         before = self._db.wall_clock() - (_SETTLED_S if isinstance(self._db.location, str) else -1e9)
         found: list[list[dict[str, Any]]] = []
         for table, last in ((schema.board_events, after.boards), (schema.events, after.others)):
             query = (
                 sa.select(table).where(table.c.id > last, table.c.kind != MARK_KIND).order_by(table.c.id).limit(most)
             )
-            rows = self._db.rows(query if since is None else query.where(table.c.at >= since))
+            rows = self._db.rows(query)
             # Up to the first unsettled event: what follows is read with it.
             settled = next((number for number, row in enumerate(rows) if row["at"] > before), len(rows))
             found.append(rows[:settled])

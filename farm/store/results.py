@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
 from farm.errors import UsageError
 from farm.store import schema
 from farm.store.session import StorePart
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MAX_ID = 2**63 - 1
 
@@ -29,36 +32,25 @@ class StoredResult(NamedTuple):
     recorded_at: float
 
 
+class AboutResult(TypedDict):
+    """What a result is of, and who made it."""
+
+    model: str
+    board: str
+    board_type: str
+    simulated: bool
+    device: str
+    by: str
+
+
 class Results(StorePart):
     """Queries on `results`."""
 
-    def add(
-        self,
-        kind: str,
-        document: Mapping[str, Any],
-        *,
-        model: str,
-        board: str,
-        board_type: str,
-        simulated: bool,
-        device: str,
-        by: str,
-    ) -> int:
+    def add(self, kind: str, document: Mapping[str, Any], **about: Unpack[AboutResult]) -> int:
         """Keep a result; return its number."""
         with self._db.writing() as connection:
-            return self._db.insert(
-                connection,
-                schema.results,
-                kind=kind,
-                model=model,
-                board=board,
-                board_type=board_type,
-                simulated=simulated,
-                device=device,
-                document=dict(document),
-                by=by,
-                recorded_at=self._db.wall_clock(),
-            )
+            row = {"kind": kind, "document": dict(document), **about, "recorded_at": self._db.wall_clock()}
+            return self._db.insert(connection, schema.results, **row)
 
     def fetch(
         self, *, kind: str = "", model: str = "", board_type: str = "", limit: int = 1000, offset: int = 0

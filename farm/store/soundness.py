@@ -96,8 +96,6 @@ def _read_unique(connection: sqlite3.Connection, table: str) -> frozenset[frozen
     )
 
 
-# How long to wait for another command's transaction.
-_BUSY_TIMEOUT_S = 30.0
 # Enough to report: a damaged file has more errors than a person reads.
 MOST_PROBLEMS = 20
 # A disk reads at least 5 MB/s; a slower check is stuck in an endless computation.
@@ -216,7 +214,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
     deadline = time.monotonic() + limit_s
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=database.BUSY_TIMEOUT_S)) as connection:
         # Invalid UTF-8 is reported here, not refused by the driver.
         connection.text_factory = bytes
         connection.execute("PRAGMA trusted_schema=OFF")

@@ -20,8 +20,6 @@ from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableEr
 from farm.store import database, schema
 from farm.store.clock import Instant, read_clock
 
-# How long to wait for another command's transaction.
-_BUSY_TIMEOUT_S = 30.0
 _TRIES = 5
 
 
@@ -33,7 +31,7 @@ def copy_store(source: Path, target: Path) -> None:
     part = target.with_name(f".{target.name}.{os.getpid()}")
     with _new_part(part) as new:
         with contextlib.closing(
-            sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+            sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=database.BUSY_TIMEOUT_S)
         ) as old:
             old.backup(new)
         _finish(new, part, target)
@@ -51,7 +49,7 @@ def copy_others_store(source: Path, target: Path) -> None:
         words = "mode=ro" if before[-1] else "mode=ro&immutable=1"
         with _new_part(part) as new:
             with contextlib.closing(
-                sqlite3.connect(f"{source.absolute().as_uri()}?{words}", uri=True, timeout=_BUSY_TIMEOUT_S)
+                sqlite3.connect(f"{source.absolute().as_uri()}?{words}", uri=True, timeout=database.BUSY_TIMEOUT_S)
             ) as old:
                 old.backup(new)
             if before[-1] or _read_state(source) == before:

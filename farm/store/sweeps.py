@@ -6,7 +6,7 @@ A visit is written once and never changed, so a killed sweep keeps all that it m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -15,6 +15,9 @@ from farm.store import schema
 from farm.store.session import StorePart
 from farm.store.standing import note_seen
 from farm.types import documents
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 RUNNING = "running"
 INTERRUPTED = "interrupted"
@@ -38,39 +41,40 @@ class StoredVisit(NamedTuple):
     recorded_at: float
 
 
+class NewSweep(TypedDict):
+    """A sweep that begins; `settings["process"]` identifies the process that runs it."""
+
+    command: str
+    model: str
+    model_sha256: str
+    board_type: str
+    simulated: bool
+    request: Mapping[str, Any]
+    goal: Mapping[str, Any]
+    grid: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+class NewVisit(TypedDict):
+    """A visit to the grid point `key`; `visit` numbers those of a variant and batch."""
+
+    variant: str
+    batch: int
+    key: str
+    visit: int
+    board: str
+    measurement: Mapping[str, Any]
+    outcome: Mapping[str, Any]
+
+
 class Sweeps(StorePart):
     """Queries on `sweeps` and `sweep_points`."""
 
-    def start(
-        self,
-        *,
-        command: str,
-        model: str,
-        model_sha256: str,
-        board_type: str,
-        simulated: bool,
-        request: Mapping[str, Any],
-        goal: Mapping[str, Any],
-        grid: Mapping[str, Any],
-        settings: Mapping[str, Any],
-    ) -> int:
-        """Start a sweep; return its number. `settings["process"]` identifies the process that runs it."""
+    def start(self, **sweep: Unpack[NewSweep]) -> int:
+        """Start a sweep; return its number."""
         with self._db.writing() as connection:
-            return self._db.insert(
-                connection,
-                schema.sweeps,
-                command=command,
-                model=model,
-                model_sha256=model_sha256,
-                board_type=board_type,
-                simulated=simulated,
-                request=dict(request),
-                goal=dict(goal),
-                grid=dict(grid),
-                settings=dict(settings),
-                started_at=self._db.wall_clock(),
-                state=RUNNING,
-            )
+            at = self._db.wall_clock()
+            return self._db.insert(connection, schema.sweeps, **sweep, started_at=at, state=RUNNING)
 
     def resume(self, sweep: int, process: Mapping[str, Any]) -> documents.StoredSweep:
         """Resume an ended sweep in `process`, without its summary; return it as `require`.
@@ -144,36 +148,15 @@ class Sweeps(StorePart):
             return found
         raise _unknown_sweep(sweep)
 
-    def add_point(
-        self,
-        sweep: int,
-        *,
-        variant: str,
-        batch: int,
-        key: str,
-        visit: int,
-        board: str,
-        measurement: Mapping[str, Any],
-        outcome: Mapping[str, Any],
-    ) -> bool:
-        """Record one visit to the grid point `key`; `visit` numbers those of a variant and batch.
+    def add_point(self, sweep: int, **visit: Unpack[NewVisit]) -> bool:
+        """Record one visit.
 
         Returns False for a repeated visit, which changes nothing. Raises InternalError for an unknown sweep.
         """
         at = self._db.wall_clock()
-        row = {
-            "sweep": sweep,
-            "variant": variant,
-            "batch": batch,
-            "key": key,
-            "visit": visit,
-            "board": board,
-            "measurement": dict(measurement),
-            "outcome": dict(outcome),
-            "recorded_at": at,
-        }
+        row = {"sweep": sweep, **visit, "recorded_at": at}
         with self._db.writing() as connection:
-            note_seen(connection, [board], at)
+            note_seen(connection, [visit["board"]], at)
             return self._db.insert_new(connection, schema.sweep_points, row)
 
     def fetch_points(self, sweep: int) -> list[StoredVisit]:

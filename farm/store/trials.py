@@ -69,6 +69,11 @@ class SimilarTrial(NamedTuple):
 
 
 _LATEST = Statement(sa.select(sa.func.max(schema.trials.c.id).label("id")))
+# A trial's columns that are its own fields.
+_OWN = (
+    *("campaign", "board_type", "workload", "operating_point", "candidate", "purpose", "attempt"),
+    *("median_s", "library_sha256", "build_s", "held_s", "trace_json"),
+)
 _CANDIDATE = ("campaign", "board_type", "workload", "operating_point", "candidate")
 
 
@@ -341,26 +346,14 @@ def to_row(trial: Trial, recorded_at: float) -> dict[str, Any]:
     """A trial as a row of `trials`."""
     outcome = trial.outcome
     side = outcome.status.fault_side
-    return {
-        "campaign": trial.campaign,
-        "board_type": trial.board_type,
-        "workload": trial.workload,
-        "operating_point": trial.operating_point,
-        "candidate": trial.candidate,
-        "purpose": trial.purpose,
-        "attempt": trial.attempt,
+    return {name: getattr(trial, name) for name in _OWN} | {
         "counted": 1 if trial.counts else None,
         "status": str(outcome.status),
         "fault_side": None if side is None else str(side),
-        "median_s": trial.median_s,
         "board": outcome.board or None,
         "simulated": outcome.simulated,
-        "library_sha256": trial.library_sha256,
-        "build_s": trial.build_s,
-        "held_s": trial.held_s,
         "recorded_at": recorded_at,
         "outcome": outcome.to_dict(),
-        "trace_json": trial.trace_json,
     }
 
 

@@ -114,8 +114,7 @@ class Access:
 
     def __init__(self, home: Path, *, private: bool, secure: bool, names: Collection[str] = ()) -> None:
         """`private`: only this machine reaches it, so that reading is free. `secure`: over TLS."""
-        self._home, self._private = home, private
-        self.secure = secure
+        self._home, self.private, self.secure = home, private, secure
         self._names = {"localhost", *(name.lower() for name in names)}
 
     def check_host(self, host: str) -> None:
@@ -132,10 +131,6 @@ class Access:
         """Return who asks, by a token in a header or else by the cookie; None for a foreign client."""
         given = headers.get("authorization")
         return self._find_by_token(given) if given is not None else self._find_by_session(cookie)
-
-    def may_read(self, headers: Mapping[str, str], cookie: str) -> bool:
-        """Return whether the client may read."""
-        return self._private or self.find_person(headers, cookie) is not None
 
     def check_change(self, headers: Mapping[str, str], cookie: str, path: str) -> Person:
         """Return who changes a path. Refuses no token, a wrong one, too low a role, and requests that another
@@ -191,7 +186,7 @@ class Access:
         if not cookie:
             return None
         name, dot, _ = cookie.rpartition(".")
-        entry = tokens.find_by_name(self._home, name) if dot else None
+        entry = next((each for each in tokens.read_entries(self._home) if each.name == name), None) if dot else None
         if dot and entry is None:
             return None
         if not hmac.compare_digest(cookie.encode(), self._session(entry).encode()):

@@ -203,7 +203,8 @@ class Guard:
         self._access.check_host(headers.get("host", ""))
         if len(request.scope["query_string"]) > _MOST_QUERY:
             raise Refused(414, f"what stands behind the ? is longer than {_MOST_QUERY} bytes")
-        if not path.startswith(_OPEN) and not self._access.may_read(headers, cookie):
+        is_open = path.startswith(_OPEN) or self._access.private
+        if not is_open and self._access.find_person(headers, cookie) is None:
             raise Refused(401, "reading needs the token here", "Sign in, or send it: Authorization: Bearer TOKEN.")
         if request.method in SAFE:
             return

@@ -34,10 +34,6 @@ Part = tuple[str, str]
 _log = logging.getLogger(__name__)
 
 
-class TooManyWatchersError(Exception):
-    """The limit of watchers is reached."""
-
-
 class Hub:
     """Looks while there are watchers. `look` returns the pieces that changed since its last call, each with the id of
     the element that it replaces; it runs on a thread, one call at a time.
@@ -84,9 +80,7 @@ class Hub:
                 self._changed.notify_all()
 
     async def watch(self) -> AsyncIterator[ServerSentEvent]:
-        """Yield one browser's updates from now on. Raises TooManyWatchersError."""
-        if self.watchers >= MOST_WATCHERS:
-            raise TooManyWatchersError
+        """Yield one browser's updates from now on."""
         self.watchers += 1
         seen = self._number
         try:

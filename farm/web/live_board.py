@@ -65,7 +65,10 @@ class LiveBoards:
                 return list(kept)
             services = SERVICES.find(self._home)
             try:
-                address = _find_target(services["metrics"], board) if services and services["metrics"] else None
+                if not services or not services["metrics"]:
+                    return []
+                targets = json.loads(_fetch("http://{}:{}/targets".format(*services["metrics"])))
+                address = next((each["targets"][0] for each in targets if each["labels"]["board"] == board), None)
                 if address is None:
                     return []
                 kept.append(parse(_fetch(f"http://{address}/metrics"), time.time(), kept[-1] if kept else None))
@@ -127,13 +130,6 @@ def draw(readings: Sequence[LiveReading]) -> dict[str, Any] | None:
             plan = charts.plan_times(title, caption, unit, shown, times, 100.0 if unit == "%" else None)
             drawn.append((title + names, charts.show(plan)))
     return {"reading": readings[-1], "charts": drawn}
-
-
-def _find_target(metrics: tuple[str, int], board: str) -> str | None:
-    for each in json.loads(_fetch(f"http://{metrics[0]}:{metrics[1]}/targets")):
-        if each["labels"]["board"] == board:
-            return str(each["targets"][0])
-    return None
 
 
 def _fetch(url: str) -> str:

@@ -26,6 +26,11 @@ CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
 # A campaign gives a board up after the trial under way. Who waits has a thread of the server's eight, so few may.
 _WAIT_S, _MOST_WAITING = 10.0, 3
+# A form's fields, the limits that they change, and how many of these are one of the field's.
+_FIELDS = (
+    ("trials", "trials", None), ("per_workload", "per_workload", None),
+    ("wall_clock_h", "wall_clock_s", 3600.0), ("board_h", "board_s", 3600.0),
+)  # fmt: skip
 _planning = threading.Lock()
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 
@@ -141,21 +146,17 @@ def _some_wait_s() -> Iterator[float]:
 def read_budget(form: Mapping[str, str]) -> dict[str, Any]:
     """Read the limits in a form's fields `trials`, `per_workload`, `wall_clock_h` and `board_h`. Raises UsageError."""
     changes: dict[str, Any] = {}
-    for field, key, factor in (
-        ("trials", "trials", None),
-        ("per_workload", "per_workload", None),
-        ("wall_clock_h", "wall_clock_s", 3600.0),
-        ("board_h", "board_s", 3600.0),
-    ):
+    for field, key, factor in _FIELDS:
         given = form.get(field, "").strip()
         if not given:
             continue
-        value = _read_number(given, float if factor else int)
+        value = read_number(given, float if factor else int)
         changes[key] = value * factor if factor else value
     return changes
 
 
-def _read_number(given: str, kind: type[int] | type[float]) -> float:
+def read_number(given: str, kind: type[int] | type[float]) -> float:
+    """Read a number above 0 of a form's field. Raises UsageError."""
     try:
         value = kind(given)
     except ValueError:
@@ -165,19 +166,13 @@ def _read_number(given: str, kind: type[int] | type[float]) -> float:
     return value
 
 
-def read_hours(form: Mapping[str, str]) -> float:
-    """Read a form's field `hours`, in seconds. Raises UsageError."""
-    return float(_read_number(form.get("hours", "").strip(), float)) * 3600.0
-
-
 def list_fields(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
     """Return the form's initial values."""
     budget = campaign.budget.model_dump()
-    hours = {name: None if budget[key] is None else budget[key] / 3600 for name, key in _HOURS.items()}
-    return {"trials": budget["trials"], "per_workload": budget["per_workload"], **hours}
-
-
-_HOURS = {"wall_clock_h": "wall_clock_s", "board_h": "board_s"}
+    return {
+        field: budget[key] / factor if factor and budget[key] is not None else budget[key]
+        for field, key, factor in _FIELDS
+    }
 
 
 def name_person(person: Person) -> str:

@@ -7,7 +7,7 @@ import functools
 import shlex
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +23,12 @@ from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
+from farm.store import Store
 from farm.store.standing import BoardFilters
 from farm.types.documents import BoardInfo
 from farm.web import charts, live_board, now, orders, series
 from farm.web.access import COOKIE
-from farm.web.tokens import Role
+from farm.web.tokens import Person, Role
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PER_PAGE = 50
@@ -224,30 +225,37 @@ def _list_parts(value: Any) -> list[str]:
 @router.post("/boards/{name}/orders")
 async def order_board(request: Request, name: str) -> Response:
     """Take an order from the board page's form."""
-    form, person = await read_form(request), request.state.person
 
-    def work() -> None:
-        with get_view(request).stores.lend() as store:
-            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500], person)
+    def work(store: Store, form: Mapping[str, str], person: Person) -> None:
+        orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500], person)
 
-    await run_apart(work)
-    return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)
+    return await take_order(request, f"/boards/{urllib.parse.quote(name, safe='')}", work)
 
 
 @router.post("/boards/{name}/reservation")
 async def reserve_board(request: Request, name: str) -> Response:
     """Reserve a board, or end its reservation, from the page's form."""
+
+    def work(store: Store, form: Mapping[str, str], person: Person) -> None:
+        if form.get("order") == "release":
+            orders.end_reservation(store, name, "", person)
+        else:
+            for_s = orders.read_number(form.get("hours", "").strip(), float) * 3600
+            orders.reserve_board(store, name, for_s, form.get("why", ""), person)
+
+    return await take_order(request, f"/boards/{urllib.parse.quote(name, safe='')}", work)
+
+
+async def take_order(request: Request, page: str, work: Callable[[Store, Mapping[str, str], Person], None]) -> Response:
+    """Carry out a form's order on a thread, and lead back to its page."""
     form, person = await read_form(request), request.state.person
 
-    def work() -> None:
+    def carry_out() -> None:
         with get_view(request).stores.lend() as store:
-            if form.get("order") == "release":
-                orders.end_reservation(store, name, "", person)
-            else:
-                orders.reserve_board(store, name, orders.read_hours(form), form.get("why", ""), person)
+            work(store, form, person)
 
-    await run_apart(work)
-    return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)
+    await anyio.to_thread.run_sync(carry_out)
+    return RedirectResponse(page, 303)
 
 
 def read_number(what: str, text: str, command: str) -> int:
@@ -261,11 +269,6 @@ async def read_form(request: Request) -> dict[str, str]:
     """Read a form's fields; `Guard` has limited its size and time."""
     body = await request.body()
     return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
-
-
-async def run_apart(work: Any) -> Any:
-    """Run blocking work on a thread."""
-    return await anyio.to_thread.run_sync(work)
 
 
 @router.get("/records")

@@ -232,10 +232,6 @@ class Course:
                         best[key] = median_s
                         self.gains.append((self.counted, key, median_s))
 
-    def list_steps(self, task: TaskId) -> list[tuple[int, float]]:
-        """Return a task's best latencies: counted trials of the campaign, and seconds."""
-        return [(counted, median_s) for counted, key, median_s in self.gains if key == task]
-
     def pace(self, bins: int) -> tuple[list[float], float]:
         """Return counted trials per minute in equal parts of the time, and the minutes of each part."""
         if not self.minutes:

@@ -160,13 +160,13 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
     raise_descriptor_limit()
     token = read_token(home)
     assert token  # made now, so that a full disk is reported at once
-    access = Access(home, private=place.is_private, secure=place.cert is not None, names=_list_names(place))
+    own = () if place.is_private else (place.host, socket.gethostname(), socket.getfqdn())
+    access = Access(home, private=place.is_private, secure=place.cert is not None, names=(*place.names, *own))
     with WEB.hold(home), _listen(place) as sock:
         host = f"[{place.host}]" if ":" in place.host else place.host
         url = f"{'https' if place.cert else 'http'}://{host}:{sock.getsockname()[1]}/"
-        app = make_app(settings, access)
         config = uvicorn.Config(
-            app,
+            make_app(settings, access),
             log_level="warning",
             access_log=False,
             ssl_certfile=place.cert,
@@ -192,13 +192,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         if sig != signal.SIGINT:
             logging.getLogger(__name__).info("ending")
-
-
-def _list_names(place: WebPlace) -> tuple[str, ...]:
-    names = place.names
-    if not place.is_private:
-        names = (*names, place.host, socket.gethostname(), socket.getfqdn())
-    return names
 
 
 def _listen(place: WebPlace) -> socket.socket:

@@ -85,11 +85,6 @@ def find_by_token(home: Path, token: str) -> Entry | None:
     return found
 
 
-def find_by_name(home: Path, name: str) -> Entry | None:
-    """Return one person's entry."""
-    return next((entry for entry in read_entries(home) if entry.name == name), None)
-
-
 def add(home: Path, name: str, role: Role, by: str) -> str:
     """Make a person's token, in place of an older one of the name; return it, which is possible once.
 

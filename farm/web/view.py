@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import jinja2
 import markupsafe
@@ -35,40 +36,27 @@ from farm.web.now import KnownOfBoards
 from farm.web.series import Courses, Gauges, GoldenRuns
 
 Text = Annotated[str, Query(max_length=500)]
+T = TypeVar("T")
 
 
-def read_filters(
-    workload: Text = "",
-    operator: Text = "",
-    board_type: Text = "",
-    target: Text = "",
-    operating_point: Text = "",
-    since: Text = "",
-    until: Text = "",
-    campaign: Text = "",
-    simulated: bool = False,
-    imported: bool = False,
-) -> Filters:
-    """Choose real records unless simulated ones are requested: the two never mix."""
-    return Filters(workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported)
+def _read_query(group: Callable[..., T]) -> Callable[..., T]:
+    """Return a dependency that reads a dataclass of texts and flags from a request's query."""
+
+    def read(**given: Any) -> T:
+        return group(**given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    read.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(each.name, kind, default=each.default, annotation=Text if each.default == "" else bool)
+            for each in inspect.signature(group).parameters.values()
+        ]
+    )
+    return read
 
 
-RecordFilters = Annotated[Filters, Depends(read_filters)]
-
-
-def read_artifact_filters(
-    model: Text = "",
-    board_type: Text = "",
-    device: Text = "",
-    weights: Text = "",
-    verified: bool = False,
-    simulated: bool = False,
-) -> ArtifactFilters:
-    """Choose artifacts as `farm artifact list` does."""
-    return ArtifactFilters(model, board_type, device, weights, verified, simulated)
-
-
-WantedArtifacts = Annotated[ArtifactFilters, Depends(read_artifact_filters)]
+RecordFilters = Annotated[Filters, Depends(_read_query(Filters))]
+WantedArtifacts = Annotated[ArtifactFilters, Depends(_read_query(ArtifactFilters))]
 
 _KEPT = 64
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.points.values import Goal, Objective
 from farm.report import campaign_rows, sweep_answer
-from farm.report.campaign_document import TaskId, draw_curves, list_winners
+from farm.report.campaign_document import TaskId, draw_curves, fetch_winners
 from farm.report.sweep_answer import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
@@ -27,8 +27,9 @@ from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare, nvpmodel
 from farm.types import campaigns
 from farm.web import charts, now, orders
-from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, read_number, run_apart, show, turn
+from farm.web.pages import PER_PAGE, PageNumber, get_view, read_number, show, take_order, turn
 from farm.web.series import Course
+from farm.web.tokens import Person
 from farm.web.view import Text, View
 
 router = APIRouter(include_in_schema=False)
@@ -64,8 +65,7 @@ def show_campaign(request: Request, name: str, beside: Text = "") -> HTMLRespons
     with view.stores.lend() as store:
         campaign = store.campaigns.require(name)
         boards = [] if campaign.over else store.boards.fetch()
-        hashes = sorted({each.hash for kind in campaign.order.types for each in kind.workloads})
-        winners = list_winners(campaign, store.records.fetch(workloads=hashes, simulated=None))
+        winners = fetch_winners(store, campaign)
         progress = campaign.progress or {}
         with view.courses.read(store, campaign.id) as course:
             curves = draw_curves(campaign.order, course.gains)
@@ -222,18 +222,14 @@ def _sum_gaps(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
 @router.post("/campaigns/{name}/orders")
 async def order_campaign(request: Request, name: str) -> Response:
     """Take an order from the campaign page's form."""
-    form, view = await read_form(request), get_view(request)
-    person = request.state.person
 
-    def work() -> None:
-        with view.stores.lend() as store:
-            if form.get("order") == "budget":
-                orders.change_budget(store, name, orders.read_budget(form), person)
-            else:
-                orders.order_campaign(view.settings, store, name, form.get("order", ""), person)
+    def work(store: Store, form: Mapping[str, str], person: Person) -> None:
+        if form.get("order") == "budget":
+            orders.change_budget(store, name, orders.read_budget(form), person)
+        else:
+            orders.order_campaign(get_view(request).settings, store, name, form.get("order", ""), person)
 
-    await run_apart(work)
-    return RedirectResponse(f"/campaigns/{urllib.parse.quote(name, safe='')}", 303)
+    return await take_order(request, f"/campaigns/{urllib.parse.quote(name, safe='')}", work)
 
 
 @router.get("/sweeps")
@@ -271,6 +267,7 @@ def show_sweep(
         # Simulated figures and measured ones say nothing about each other.
         alike = [row for row in rows if row.simulated == document["board"]["simulated"]]
         choices = store.session.read_each("the sweep", alike, stored.summarise)
+    has_points = any(row["energy_j"] for series in document["series"] for row in sweep_rows.counted(series))
     latest = f"{goal.deadline_s * 1e3:.6g}ms" if goal.deadline_s else "none"
     most = f"{goal.max_power_w:.6g}W" if goal.max_power_w else "none"
     return show(
@@ -284,7 +281,7 @@ def show_sweep(
         goal=goal,
         said_goal=sweep_rows.describe_goal(document["goal"]),
         objectives=[str(each) for each in Objective],
-        scatter=charts.show(charts.plan_scatter(document, other)) if _has_points(document) else "",
+        scatter=charts.show(charts.plan_scatter(document, other)) if has_points else "",
         compared=sweep_answer.compare_variants(document),
         pairs=pair_variants(document),
         series=sweep_rows.order_series(document),
@@ -294,10 +291,6 @@ def show_sweep(
         command=f"farm sweep pick {sweep} --deadline {latest} --max-power {most} --objective {goal.objective}",
         export=f"farm sweep export {sweep} --as sh",
     )
-
-
-def _has_points(document: Mapping[str, Any]) -> bool:
-    return any(row["energy_j"] for series in document["series"] for row in sweep_rows.counted(series))
 
 
 def _read_goal(own: Goal, deadline: str, max_power: str, objective: str) -> Goal:

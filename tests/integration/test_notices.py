@@ -14,9 +14,8 @@ import pytest
 
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import FarmError, PermanentError, TransientError, UsageError
-from farm.services.notices.document import WayDocument, read_notices
 from farm.services.notices.notifier import Notifier
-from farm.services.notices.sending import Notice, send
+from farm.services.notices.sending import Notice, WayDocument, read_notices, send
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual

@@ -25,6 +25,7 @@ from farm.processes import children, listening
 from farm.services.probing import Probing
 from farm.services.routes import VirtualRoute
 from farm.settings import Settings
+from farm.values import Virtual
 
 PATIENCE_S = 20.0
 
@@ -160,7 +161,7 @@ def test_what_cannot_be_started_is_no_process(tmp_path: pathlib.Path) -> None:
 
 def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
     """Its way says why it is down, and starts it once there is room."""
-    way = VirtualRoute("v", "local", 0, ("127.0.0.1", 1), tmp_path)
+    way = VirtualRoute("v", "local", Virtual(0), ("127.0.0.1", 1), tmp_path)
     with no_descriptors():
         error = way.look().error
     assert "cannot be started" in error

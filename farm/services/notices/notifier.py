@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farm.errors import FarmError, PermanentError, TransientError
-from farm.services.notices.document import NoticesDocument, WayDocument, read_notices
-from farm.services.notices.sending import TIMEOUT_S, Notice, send
+from farm.services.notices.sending import TIMEOUT_S, Notice, NoticesDocument, WayDocument, read_notices, send
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.events import MARK_KIND, Mark, StoreEvent

@@ -39,13 +39,13 @@ class SeriesPair:
     bests: tuple[PointPair, ...]
     left_out: int
 
-    def summarise(self, quantity: str) -> tuple[float, float, float] | None:
-        """Return the geometric mean, minimum and maximum of the ratios over all points; None where there are none."""
+    def summarise(self, quantity: str) -> dict[str, float] | None:
+        """Return the geometric mean, least and greatest of the ratios over all points; None where there are none."""
         ratios = [ratio for pair in self.points if (ratio := pair.ratios[quantity])]
         if not ratios:
             return None
         values = [ratio.value for ratio in ratios]
-        return sweep_rows.mean_ratio(ratios), min(values), max(values)
+        return {"mean": sweep_rows.mean_ratio(ratios), "least": min(values), "greatest": max(values)}
 
 
 def compare_sweeps(one: Document, other: Document, *, mixed: bool = False) -> list[SeriesPair]:
@@ -77,7 +77,7 @@ def comparison_to_dict(one: Document, other: Document, pairs: Sequence[SeriesPai
                 "points": [_point_to_dict(point) for point in pair.points],
                 "bests": [_point_to_dict(point) for point in pair.bests],
                 "points_in_one_only": pair.left_out,
-                "mean": {name: _summary_to_dict(pair.summarise(name)) for _, name in _QUANTITIES},
+                "mean": {name: pair.summarise(name) for _, name in _QUANTITIES},
             }
             for pair in pairs
         ],
@@ -156,10 +156,6 @@ def _ratio_to_dict(ratio: VariantRatio | None) -> dict[str, float | bool | None]
         return None
     high = ratio.high if math.isfinite(ratio.high) else None
     return {"value": ratio.value, "low": ratio.low, "high": high, "differs": not ratio.is_one}
-
-
-def _summary_to_dict(summary: tuple[float, float, float] | None) -> dict[str, float] | None:
-    return None if summary is None else dict(zip(("mean", "least", "greatest"), summary, strict=True))
 
 
 def _list_series(document: Document) -> str:

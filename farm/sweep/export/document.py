@@ -13,14 +13,13 @@ from typing import Any
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
-from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
+from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointEstimate, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
+from farm.sweep.fit.analysis import Analysis, MeasuredPoint
 from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
-from farm.sweep.plan import adaptive
-from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
+from farm.sweep.plan.adaptive import PICK_LEFT, Planner, PlannerSettings, find_void
 from farm.types import documents
 
 # Smaller drifts are not mentioned.
@@ -34,9 +33,10 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
     grid, goal = _read_grid(row), goal or stored.goal_from_dict(row.goal)
     settings, summary = dict(row.settings), dict(row.summary or {})
     visits = stored.read_visits(rows)
-    planner = Planner(grid, goal, _read_settings(row))
-    series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
     request = row.request
+    wanted = PlannerSettings(request["exhaustive"], request["budget_points"], request["seed"])
+    planner = Planner(grid, goal, wanted)
+    series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
     finished_at = row.finished_at or max([each.recorded_at for each in rows], default=row.started_at)
     return {
         "sweep": row.id,
@@ -105,18 +105,14 @@ def _read_grid(row: documents.StoredSweep) -> Grid:
     return Grid(tuple(p for p in grid.points if p.key in left) or grid.points, tuple(merged) or grid.merged)
 
 
-def _read_settings(row: documents.StoredSweep) -> adaptive.PlannerSettings:
-    request = row.request
-    return adaptive.PlannerSettings(request["exhaustive"], request["budget_points"], request["seed"])
-
-
 def _make_series(
     planner: Planner, goal: Goal, key: tuple[str, int], visits: Sequence[PointMeasurement]
 ) -> dict[str, Any]:
     analysis = planner.analyse(visits)
     # A point's own visits joined with the fit: raw ones alone lose some of the front to noise (docs/sweeps.md).
     combined = analysis.combine()
-    front = [point.key for point in find_front(_candidates(combined)) if point.on_front]
+    candidates = [FrontCandidate(key, point.latency, point.energy or point.latency) for key, point in combined.items()]
+    front = [point.key for point in find_front(candidates) if point.on_front]
     picked, why = _find_pick(analysis, goal)
     return {
         "variant": key[0],
@@ -131,13 +127,9 @@ def _make_series(
     }
 
 
-def _candidates(measured: Mapping[str, Combined]) -> list[FrontCandidate]:
-    return [FrontCandidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
-
-
 def _make_row(
     analysis: Analysis,
-    combined: Mapping[str, Combined],
+    combined: Mapping[str, PointEstimate],
     row: int,
     front: Sequence[str],
     visits: Sequence[PointMeasurement],
@@ -150,6 +142,9 @@ def _make_row(
     seen = found.visits if found else tuple(own)
     spoilt = own[-1].invalid if own and not found else ""
     energy = shown.energy if shown else None
+    p95_s = found.latency_p95_s if found else None
+    if found and p95_s:  # scaled to the joined median
+        p95_s *= combined[point.key].latency.value / found.latency.value
     return {
         "key": point.key,
         "point": point.point.to_dict(),
@@ -157,7 +152,7 @@ def _make_row(
         "measured": found is not None,
         "predicted": found is None and shown is not None,
         "latency_s": stored.estimate_to_dict(shown.latency) if shown else None,
-        "latency_p95_s": _scale_p95(found, combined[point.key]) if found else None,
+        "latency_p95_s": p95_s,
         "power_w": stored.estimate_to_dict(shown.power) if shown else None,
         "rail_power_w": _mean_rails(seen) if found else {},
         "energy_j": stored.estimate_to_dict(energy),
@@ -173,20 +168,12 @@ def _make_row(
     }
 
 
-def _scale_p95(found: MeasuredPoint, figures: Combined) -> float | None:
-    """Scale the visits' 95th percentile to the joined median."""
-    return found.latency_p95_s and found.latency_p95_s * figures.latency.value / found.latency.value
-
-
 def _describe_visits(found: MeasuredPoint | None) -> dict[str, Any] | None:
     """Describe a point's own visits without drift and without its neighbours; None where it was not measured."""
     if found is None:
         return None
-    return {
-        "latency_s": stored.estimate_to_dict(found.latency),
-        "power_w": stored.estimate_to_dict(found.power),
-        "energy_j": stored.estimate_to_dict(found.energy),
-    }
+    known = {"latency_s": found.latency, "power_w": found.power, "energy_j": found.energy}
+    return {name: stored.estimate_to_dict(estimate) for name, estimate in known.items()}
 
 
 def _mean_rails(visits: Sequence[PointMeasurement]) -> dict[str, float]:
@@ -255,17 +242,16 @@ def _say_pick(best: PickedPoint, picked: Pick) -> str:
 
 def _say_choice(choice: PickedPoint) -> str:
     point = choice.figures
-    words = [f"{_with_interval(point.latency, 1e3, 'ms')}"]
+    words = [f"{_with_interval(point.latency, 'ms')}"]
     if point.power is not None:
         words.append(f"{point.power.value:.3g} W")
     if point.energy is not None:
-        words.append(f"{_with_interval(point.energy, 1e3, 'mJ')} per inference")
+        words.append(f"{_with_interval(point.energy, 'mJ')} per inference")
     return ", ".join(words)
 
 
-def _with_interval(estimate: Estimate, factor: float, unit: str) -> str:
-    if estimate.value >= 1:
-        factor, unit = 1.0, unit.removeprefix("m")
+def _with_interval(estimate: Estimate, unit: str) -> str:
+    factor, unit = (1.0, unit.removeprefix("m")) if estimate.value >= 1 else (1e3, unit)
     half = max(estimate.high - estimate.value, estimate.value - estimate.low) * factor
     return f"{estimate.value * factor:.4g} ± {half:.2g} {unit}"
 

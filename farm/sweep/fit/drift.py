@@ -42,14 +42,13 @@ class Drift:
     """The drift of one quantity, relative to the sweep's start, at each visit.
 
     `shift` is its logarithm at the requested visits, `sd` its uncertainty, `visit_sd` the scatter of visits beyond
-    their own intervals, and `believed` the valid share of those. `anchors` counts the visits used. `tail` is the half
-    width of the error's 95 % interval relative to 1.96 standard deviations: the error is a mixture, not normal.
+    their own intervals, and `believed` the valid share of those. `tail` is the half width of the error's 95 % interval
+    relative to 1.96 standard deviations: the error is a mixture, not normal.
     """
 
     shift: Floats
     sd: Floats
     visit_sd: float
-    anchors: int
     believed: float = 1.0
     tail: float = 1.0
 
@@ -78,7 +77,7 @@ def estimate_drift(
     shape is weighted by its likelihood, so that few anchors give wide answers, not wrong ones.
     """
     if not anchor_s:
-        return Drift(np.zeros(at_s.size), np.full(at_s.size, _prior_sd(_DRIFTS)), _prior_sd(_VISITS), 0)
+        return Drift(np.zeros(at_s.size), np.full(at_s.size, _prior_sd(_DRIFTS)), _prior_sd(_VISITS))
     times = np.asarray(anchor_s, dtype=np.float64)
     start_s = times[0]
     length_s = max(float(max(times.max(), at_s.max(initial=0.0)) - start_s), _SHORTEST_S)
@@ -103,7 +102,7 @@ def estimate_drift(
     variance = weights @ (variances + (shifts - shift) ** 2)
     tail = _find_tail(weights, (variances + (shifts - shift) ** 2).mean(axis=1) + believed * own.mean() + visits)
     visit_sd, share = float(np.sqrt(weights @ visits)), float(np.sqrt(weights @ believed))
-    return Drift(shift, np.sqrt(variance), visit_sd, len(times), share, tail)
+    return Drift(shift, np.sqrt(variance), visit_sd, share, tail)
 
 
 def _weigh(

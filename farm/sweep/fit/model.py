@@ -214,12 +214,10 @@ def _fit_norm(basis: Floats, data: Data, norm: float, alone: float) -> Fit:
     weights = _solve(columns[list(data.rows)], norm * np.log(times - constant), norm * lever * data.sds)
     total = np.maximum(columns @ weights, 1e-300)
     overlapping = total ** (1 / norm)
+    latency = overlapping + constant
+    constant_share = (latency.min() / latency)[:, None]
     parts = _shares(columns, total) * (overlapping / (overlapping + constant))[:, None]
-    return Fit(np.log(overlapping + constant), np.concatenate([parts, _constant_share(overlapping + constant)], axis=1))
-
-
-def _constant_share(latency: Floats) -> Floats:
-    return np.asarray((latency.min() / latency)[:, None])
+    return Fit(np.log(latency), np.concatenate([parts, constant_share], axis=1))
 
 
 def fit_power(terms: Terms, data: Data, latency: Floats) -> Posterior:

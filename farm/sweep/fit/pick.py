@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from farm.errors import UsageError
-from farm.points.values import Estimate, Goal, Objective
-from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
+from farm.points.values import Estimate, Goal, Objective, PointEstimate
+from farm.sweep.fit.analysis import Analysis, MeasuredPoint
 
 # Draws behind a confidence; its own error is then below 2 %.
 _DRAWS = 1000
@@ -27,7 +27,7 @@ class PickedPoint:
     """
 
     point: MeasuredPoint
-    figures: Combined
+    figures: PointEstimate
     objective: Estimate
     slower: float
     saves: float | None
@@ -39,8 +39,7 @@ class Pick:
 
     `confidence` is the probability that `best` has the least objective of all points measured that keep the limits, and
     `close` the probability that none is better by more than 3 %. `best` is None where no point keeps the limits;
-    `reason` then names the nearest to each. `predicted_gain` is the fit's expected gain of an unmeasured point; None
-    without a fit.
+    `reason` then names the nearest to each.
     """
 
     best: PickedPoint | None
@@ -48,13 +47,12 @@ class Pick:
     confidence: float
     close: float
     reason: str
-    predicted_gain: float | None = None
 
 
 CLOSE = 0.03
 
 
-def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = None) -> Pick:
+def pick_point(analysis: Analysis, goal: Goal) -> Pick:
     """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs."""
     points = list(analysis.measured.values())
     if not points:
@@ -65,7 +63,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     fastest = min(points, key=lambda point: combined[point.key].latency.value)
     fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
     if not fits:
-        return Pick(None, (), 0.0, 0.0, _explain(combined, goal), predicted_gain)
+        return Pick(None, (), 0.0, 0.0, _explain(combined, goal))
     choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
@@ -74,7 +72,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     lowest = drawn.min(axis=1)
     confidence = float((drawn.argmin(axis=1) == 0).mean())
     close = float((drawn[:, 0] <= lowest + np.log1p(CLOSE)).mean())
-    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "", predicted_gain)
+    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "")
 
 
 def require_power(has_power: bool, goal: Goal) -> None:
@@ -86,7 +84,7 @@ def require_power(has_power: bool, goal: Goal) -> None:
         )
 
 
-def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
+def keeps_limits(point: MeasuredPoint, figures: PointEstimate, goal: Goal) -> bool:
     """Whether the upper ends of its intervals keep deadline and power limit."""
     if goal.deadline_s is not None:
         latest = figures.latency.high
@@ -97,7 +95,7 @@ def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
 
-def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> PickedPoint:
+def _choose(point: MeasuredPoint, combined: PointEstimate, fastest: PointEstimate, goal: Goal) -> PickedPoint:
     latency, power, energy = combined.latency, combined.power, combined.energy
     objective: Estimate
     if goal.objective is Objective.LATENCY or power is None or energy is None:
@@ -111,7 +109,7 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
     return PickedPoint(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
 
 
-def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
+def _explain(combined: Mapping[str, PointEstimate], goal: Goal) -> str:
     """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
     if goal.deadline_s is not None:

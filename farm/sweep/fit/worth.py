@@ -26,19 +26,15 @@ _MARGIN = 0.004
 
 @dataclasses.dataclass(frozen=True)
 class Worth:
-    """The scores of unmeasured points. `rows` are grid rows, best first by `score`, the sum of a point's possible
-    gains.
+    """Which unmeasured points are worth most: `rows` are grid rows, best first by the sum of a point's possible gains.
 
     `front_share` is the expected share of the grid's hypervolume that the measured points have; `pick_gain` by how much
-    of the objective the best unmeasured point is expected to beat the best measured one. `feasible` is the probability
-    that any point at all meets the goal's limits.
+    of the objective the best unmeasured point is expected to beat the best measured one.
     """
 
     rows: tuple[int, ...]
-    scores: tuple[float, ...]
     front_share: float
     pick_gain: float
-    feasible: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +66,7 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
         np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done.size)
     )
     if not left.size:
-        return Worth((), (), 1.0, 0.0, float(_meets(goal, known, _p95(analysis), 1.0).any()))
+        return Worth((), 1.0, 0.0)
     p95 = _p95(analysis)
     rows = _find_contenders(analysis, goal, known, left, p95)
     latency = np.exp(model.latency.draw(rows, _DRAWS, rng))
@@ -78,10 +74,9 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     drawn = _Values(latency, power)
     expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
     front, share = _weigh_front(drawn, known, pareto.reference_point(expected.latency, expected.energy))
-    pick, gain, feasible = _weigh_pick(goal, drawn, known, p95)
+    pick, gain = _weigh_pick(goal, drawn, known, p95)
     scores = front / wants[0] + pick / wants[1]
-    order = np.argsort(-scores, kind="stable")
-    return Worth(tuple(int(rows[i]) for i in order), tuple(float(scores[i]) for i in order), share, gain, feasible)
+    return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain)
 
 
 def _power(mean: Floats | None, count: int) -> Floats:
@@ -137,8 +132,8 @@ def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float])
     return gains / len(shares), float(np.mean(shares))
 
 
-def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float, float]:
-    """Return the pick's expected gain by each point, by the best one, and the probability of any pick."""
+def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float]:
+    """Return the pick's expected gain by each point, and by the best one."""
     margin = 1 + _MARGIN
     fits = _meets(goal, known, p95, margin)
     may = _meets(goal, drawn, p95, margin)
@@ -146,12 +141,12 @@ def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple
     if fits.any():
         best = float(goal.objective.of(known.latency, known.power, known.energy)[fits].min())
         better = np.where(may, np.maximum(0.0, best - objective) / best, 0.0)
-        return better.mean(axis=0), float(better.max(axis=1).mean()), 1.0
+        return better.mean(axis=0), float(better.max(axis=1).mean())
     if may.any():
         # A point that meets the limits beats all that do not.
-        return may.mean(axis=0), 1.0, float(may.any(axis=1).mean())
+        return may.mean(axis=0), 1.0
     # None does: what is left is to know how close one gets.
     short = drawn.latency if goal.deadline_s is not None else drawn.power
     best = float((known.latency if goal.deadline_s is not None else known.power).min())
     closer = np.maximum(0.0, best - short) / best
-    return closer.mean(axis=0), float(closer.max(axis=1).mean()), 0.0
+    return closer.mean(axis=0), float(closer.max(axis=1).mean())

@@ -17,7 +17,7 @@ from farm.points.values import Goal, Grid, PointMeasurement
 from farm.sweep.fit.analysis import MIN_POINTS, Analysis, BoardDrift, analyse, find_drift, fit_measured
 from farm.sweep.fit.drift import MAX_DRIFT
 from farm.sweep.fit.terms import build_terms
-from farm.sweep.fit.worth import Worth, weigh
+from farm.sweep.fit.worth import weigh
 
 # Visits of other points between two of the anchor: limited by the drift of half a minute to a minute.
 ANCHOR_EVERY = 7
@@ -48,16 +48,11 @@ class Step(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """The next step and, for people, why. `key` is the point to measure.
-
-    `front_share` and `pick_gain` are the fit's expectations (see `worth.Worth`), None before a fit.
-    """
+    """The next step and, for people, why. `key` is the point to measure."""
 
     step: Step
     reason: str
     key: str = ""
-    front_share: float | None = None
-    pick_gain: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,38 +150,17 @@ class Planner:
         worth = weigh(analysis, self.goal, excluded, (enough, PICK_LEFT), seed)
         front_left, pick_left = 1 - worth.front_share, worth.pick_gain
         done = front_left <= enough and pick_left <= PICK_LEFT
+        best = self.grid.points[worth.rows[0]].key if worth.rows else ""
         if done and not self._foresaw(analysis):
-            return PlannedStep(
-                Step.MEASURE,
-                "the fit did not foresee the last points",
-                self._key(worth),
-                front_share=worth.front_share,
-                pick_gain=worth.pick_gain,
-            )
+            return PlannedStep(Step.MEASURE, "the fit did not foresee the last points", best)
         if done:
-            return PlannedStep(
-                Step.STOP,
-                f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick",
-                front_share=worth.front_share,
-                pick_gain=worth.pick_gain,
+            return self._stop(
+                f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick"
             )
         if count % EXPLORE_EVERY == 0:
-            key = self._least_known(analysis, left)
-            return PlannedStep(
-                Step.MEASURE,
-                "the fit is least certain there",
-                key,
-                front_share=worth.front_share,
-                pick_gain=worth.pick_gain,
-            )
+            return PlannedStep(Step.MEASURE, "the fit is least certain there", self._least_known(analysis, left))
         why = "the pick" if pick_left / PICK_LEFT > front_left / enough else "the front"
-        return PlannedStep(
-            Step.MEASURE,
-            f"may change {why} most",
-            self._key(worth),
-            front_share=worth.front_share,
-            pick_gain=worth.pick_gain,
-        )
+        return PlannedStep(Step.MEASURE, f"may change {why} most", best)
 
     def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
         """Return the point with the widest interval; the first of `left` where several are."""
@@ -195,9 +169,6 @@ class Planner:
         spread = latency if power is None else np.hypot(latency, power.sd)
         rows = {point.key: row for row, point in enumerate(self.grid.points)}
         return max(left, key=lambda key: float(spread[rows[key]]))
-
-    def _key(self, worth: Worth) -> str:
-        return self.grid.points[worth.rows[0]].key
 
     def _foresaw(self, analysis: Analysis) -> bool:
         """Whether the fit without the newest points predicted them: else its expectation may not stop the sweep."""

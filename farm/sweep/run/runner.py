@@ -20,8 +20,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import order
-from farm.sweep.plan.order import SweepOrder, SweepPlace
-from farm.sweep.plan.preview import SweepPreview, preview
+from farm.sweep.plan.order import SweepOrder, SweepPlace, SweepPreview, preview
 from farm.sweep.run.programs import SweepProgram
 from farm.sweep.run.session import SweepSession
 

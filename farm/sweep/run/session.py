@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,15 +25,14 @@ from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientEr
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
 from farm.points.grid import Coupling, leave_out
-from farm.points.values import Goal, Grid, GridPoint, PointMeasurement
+from farm.points.values import Goal, Grid, GridPoint
 from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.plan import adaptive, order
 from farm.sweep.plan.conductor import Conductor, RoundConductor, Series
-from farm.sweep.plan.order import SweepOrder, SweepPlace
-from farm.sweep.plan.preview import count_visits
+from farm.sweep.plan.order import SweepOrder, SweepPlace, count_visits
 from farm.sweep.run import programs
 from farm.sweep.run.programs import SweepProgram, SweepRecipe
 from farm.sweep.run.visitor import Progress, Visitor, VisitOrders
@@ -199,11 +198,14 @@ class SweepSession:
                 repeat=self._wanted.repeat,
                 ambient_c=self._wanted.ambient_c,
                 say=self._say,
-                progress=Progress(self._count_left(grid, before)),
+                progress=Progress(count_visits(self._wanted, grid) - sum(map(len, before.values()))),
                 first_latency_s=first,
             )
-            self._add_more(self._plan_more(len(grid)))
-            conductor = self._share(conductor, goal, settings, before)
+            if self._where.name is None:
+                self._add_more((self._where.boards or max(1, len(grid) // _POINTS_PER_BOARD)) - 1)
+            boards = [board.name for board in self._crew.boards]
+            if len(boards) > 1 and self._simulated:  # they share the points in rounds
+                conductor = RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
             self._wait(orders, conductor, numbers, visitor)
         except BaseException as error:
             # A full store refuses this too; the first error is the one to report.
@@ -241,28 +243,6 @@ class SweepSession:
             self.notes.append(text)
             self._say(text)
         return found
-
-    def _count_left(self, grid: Grid, before: Mapping[Series, Sequence[PointMeasurement]]) -> int:
-        return count_visits(self._wanted, grid) - sum(map(len, before.values()))
-
-    def _plan_more(self, points: int) -> int:
-        """Return how many boards to take beside the first one."""
-        if self._where.name is not None:
-            return 0
-        return (self._where.boards or max(1, points // _POINTS_PER_BOARD)) - 1
-
-    def _share(
-        self,
-        conductor: Conductor,
-        goal: Goal,
-        settings: adaptive.PlannerSettings,
-        before: Mapping[Series, Sequence[PointMeasurement]],
-    ) -> Conductor:
-        """Return the conductor for these boards: several simulated ones share the points in rounds."""
-        boards = [board.name for board in self._crew.boards]
-        if len(boards) == 1 or not self._simulated:
-            return conductor
-        return RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
 
     def _wait(
         self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]
