@@ -19,7 +19,7 @@ import numpy as np
 
 import farm.settings
 from device_agent.protocol import Engine
-from farm.artifacts import rivals
+from farm.artifacts import bench
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
@@ -76,7 +76,7 @@ def measure_model(model: _farm.Model, runs: int, folder: Path) -> dict[str, Any]
                 if engine == "ncnn":
                     network = Path(name) / "model.zip"
                     shapes = [spec.static_shape for spec in model.inputs]
-                    network.write_bytes(rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
+                    network.write_bytes(bench.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
                     files, kind = (network,), engine
                 elif engine == "ours":
                     files, kind = (library,), Engine.RELAX_VM.value

@@ -25,7 +25,7 @@ import numpy as np
 
 from device_agent.emulated.pipeline import load_core
 from device_agent.protocol import Engine
-from farm.artifacts import rivals
+from farm.artifacts import bench
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
@@ -134,7 +134,7 @@ def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> l
     model = _farm.read_model(str(path))
     network = folder / f"{name}.zip"
     shapes = [spec.static_shape for spec in model.inputs]
-    network.write_bytes(rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
+    network.write_bytes(bench.convert(Engine.NCNN, model.source.onnx_bytes, shapes))
     with zipfile.ZipFile(network) as archive:
         layers = int(archive.read("model.ncnn.param").split()[1])
     inputs = folder / f"{name}.npz"

@@ -19,7 +19,7 @@ import _peak
 
 import farm.settings
 from device_agent.protocol import Engine
-from farm.artifacts import rivals
+from farm.artifacts import bench
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
 from farm.measure.blocking import BlockingSession
@@ -111,7 +111,7 @@ def compare_engines(
     if has_ncnn:
         try:
             shapes = [spec.static_shape for spec in model.inputs]
-            network = rivals.convert(Engine.NCNN, model.source.onnx_bytes, shapes)
+            network = bench.convert(Engine.NCNN, model.source.onnx_bytes, shapes)
             programs["ncnn"] = _farm.Program(Engine.NCNN, network, threads)
         except UnavailableError as error:
             reason = str(error)

@@ -180,7 +180,6 @@ def _schedule(
     workload: Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
     """Return the scheduled candidate of a workload (None: TVM's own code) and its source."""
-    tvm_env.load()
     hash_for, code = functools.partial(workloads.hash_for, workload), workloads.hash_structure
     best = next(book.find(workload.hash, hash_for), None)
     left_out = best is not None and best.record.candidate == refused

@@ -17,9 +17,8 @@ from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
 from farm.artifacts.task import count_classes, find_task
 from farm.errors import UsageError
 from farm.models import trained
-from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs, summarise
-from farm.models.lengths import Lengths, split_shapes
+from farm.models.lengths import Lengths, set_batch, split_shapes
 from farm.models.source import ModelSource, find_model, resolve_model
 
 Arrays = Mapping[str, Any]

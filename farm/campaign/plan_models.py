@@ -25,9 +25,8 @@ from farm.errors import UsageError
 from farm.inventory import documents
 from farm.inventory.board_types import BoardType
 from farm.inventory.documents import Place
-from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
-from farm.models.lengths import split_shapes
+from farm.models.lengths import set_batch, split_shapes
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.jobs import JobProcess, take
 from farm.search import default_schedule, target

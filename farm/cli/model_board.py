@@ -13,8 +13,7 @@ from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
 from farm.artifacts import bench as benching
-from farm.artifacts import checking, given_model, on_board, package, places, rivals, running
-from farm.artifacts import deploy as artifact_deploy
+from farm.artifacts import checking, given_model, on_board, package, places, running
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
 from farm.cli import bench as bench_cli
@@ -78,9 +77,9 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
         if isinstance(transport, values.Ssh):
             known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
             with ssh.SshConnection.connect(addresses.to_ssh_address(transport), known_hosts) as connection:
-                done = artifact_deploy.deploy_over_ssh(artifact, connection)
+                done = package.deploy_over_ssh(artifact, connection)
         else:
-            done = artifact_deploy.deploy_here(artifact, settings.home_path / "models" / held.name)
+            done = package.deploy_here(artifact, settings.home_path / "models" / held.name)
         name = held.name
         command = done.command
         if isinstance(transport, values.Virtual):  # its code is the board's, not this machine's
@@ -208,7 +207,7 @@ def bench(
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]
         for name, each in model["variants"].items()
-        if each.get("matches") is False and name not in rivals.ENGINES
+        if each.get("matches") is False and name not in benching.ENGINES
     ]
     error = PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}") if wrong else None
     yield output.Failed(document, error)

@@ -20,8 +20,8 @@ from farm.campaign.engine import control
 from farm.cli import output
 from farm.errors import UnavailableError, UsageError
 from farm.inventory import fleet_addresses
-from farm.models import batches
 from farm.models import inputs as model_inputs
+from farm.models import lengths
 from farm.models import source as model_source
 from farm.points import values
 from farm.processes import machine
@@ -153,7 +153,7 @@ def read_model(
     given = model_inputs.parse_shapes(shapes or [])
     source = model_source.resolve_model(text, trusted)
     if batch is not None:
-        batched, inputs = batches.set_batch(source, shapes or [], batch)
+        batched, inputs = lengths.set_batch(source, shapes or [], batch)
         return source.changed(batched), inputs
     model = source.load()
     return source, model_inputs.resolve_inputs(model_inputs.read_inputs(model), given, model)

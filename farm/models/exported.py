@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import pathlib
-import tempfile
 import zipfile
 
 from farm import folders
@@ -79,10 +78,8 @@ def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
     folders.make_private(folder)
     _log.info("converting %s with PyTorch", path)
     data = _convert(path, program)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = pathlib.Path(scratch) / "model.onnx"
-        made.write_bytes(data)
-        made.replace(kept)
+    with folders.new_file(kept) as part:
+        part.write_bytes(data)
     return data
 
 

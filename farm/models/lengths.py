@@ -1,4 +1,7 @@
-"""Lengths of a model's open dimension: the range of `--shape tokens=1..512@32,128,512` and its compiled sizes."""
+"""Sizes of a model's open dimensions: another batch, and the range of `--shape tokens=1..512@32,128,512`.
+
+A range has the sizes that are compiled.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import onnx
 
 from farm.errors import UsageError
-from farm.models.inputs import InputSpec
+from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+
+if TYPE_CHECKING:
+    from farm.models.source import ModelSource
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:@(\d+(?:,\d+)*))?")
 # Each default size is a quarter of the next; smaller ones than this save too little.
@@ -103,3 +110,43 @@ def _choose_sizes(least: int, end: int) -> tuple[int, ...]:
     """Return powers of two below the end, and the end."""
     quarters = [2 ** round(math.log2(end / _STEP**turn)) for turn in range(_MOST_SIZES - 1, 0, -1)]
     return (*(size for size in quarters if max(least, _LEAST_SIZE) <= size < end), end)
+
+
+def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
+    """Return the model with first dimension `batch` in its inputs. Raises UsageError where it fixes another one.
+
+    An open first dimension is the batch; one of 1 is taken for it.
+    """
+    model = source.load()
+    given = parse_shapes(shapes)
+    opened = []
+    for spec in read_inputs(model):
+        first = spec.shape[0] if spec.shape else None
+        # An input may be called like a dimension that is given.
+        is_given = spec.name in given and len(given[spec.name]) == len(spec.shape)
+        if is_given or first == batch or first is None:
+            opened.append(spec)
+        elif isinstance(first, str) or first == 1:
+            opened.append(dataclasses.replace(spec, shape=(batch, *spec.shape[1:])))
+        else:
+            raise UsageError(
+                f"--batch {batch}: the model's input {spec} has a first dimension of {first}",
+                "Export the model with an open batch dimension.",
+            )
+    inputs = resolve_inputs(opened, given, model)
+    if batch > 1 and (wrong := [spec for spec in inputs if spec.static_shape[:1] != (batch,)]):
+        raise UsageError(f"--batch {batch} and --shape disagree about the input {wrong[0]}", "Remove one of them.")
+    if any(spec.shape != was.shape for spec, was in zip(inputs, read_inputs(model), strict=True)):
+        _forget_shapes(model, inputs)
+    return model, inputs
+
+
+def _forget_shapes(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> None:
+    """Write the inputs' shapes into the model and drop the shapes derived from them."""
+    shapes = {spec.name: spec.static_shape for spec in inputs}
+    for value in model.graph.input:
+        for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dimension.dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")

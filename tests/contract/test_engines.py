@@ -11,9 +11,9 @@ import pytest
 from device_agent.protocol import Engine, Limits, RunSpec
 from device_agent.session.plan import LoadError
 from device_agent.worker import rivals as loaders
+from farm.artifacts.bench import make_variant
 from farm.artifacts.checking import run_reference
 from farm.artifacts.given_model import GivenModel, open_model
-from farm.artifacts.rivals import make_variant
 from farm.errors import UnavailableError
 from farm.models.inputs import make_inputs
 from tests.integration.tflite_models import Writer

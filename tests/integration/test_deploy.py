@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from farm.artifacts.deploy import deploy_here, deploy_over_ssh
+from farm.artifacts.package import deploy_here, deploy_over_ssh
 from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError
 from farm.provision.layout import MODELS_FOLDER

@@ -16,8 +16,9 @@ from ai_edge_litert import schema_py_generated as schema
 
 from farm.artifacts import compile as compiling
 from farm.errors import UsageError
-from farm.models import batches, source
 from farm.models import inputs as model_inputs
+from farm.models import source
+from farm.models.lengths import set_batch
 from farm.models.reference import open_session
 from farm.models.tflite import conversion, operators
 from farm.search import target, tvm_env
@@ -283,7 +284,7 @@ def test_images_need_no_transposes(tmp_path: pathlib.Path) -> None:
 def test_a_batch_is_taken_through_reshapes(tmp_path: pathlib.Path) -> None:
     """`--batch` works as for ONNX files."""
     (path := tmp_path / "net.tflite").write_bytes(write(quantised))
-    model, _ = batches.set_batch(source.resolve_model(str(path)), (), 3)
+    model, _ = set_batch(source.resolve_model(str(path)), (), 3)
     session = open_session(model.SerializeToString())
     assert session.run(None, {"t0": np.zeros((3, 8, 8, 3), np.int8)})[0].shape == (3, 5)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from farm.artifacts.bench import (
+    ENGINES,
     OURS,
     RULE,
     UNTUNED,
@@ -20,7 +21,6 @@ from farm.artifacts.bench import (
 )
 from farm.artifacts.checking import find_tolerance_factor
 from farm.artifacts.manifest import WorkloadServed
-from farm.artifacts.rivals import ENGINES
 from farm.errors import UsageError
 from tests.unit.artifacts import write
 

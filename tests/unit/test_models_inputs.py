@@ -12,8 +12,8 @@ import pytest
 
 from farm.errors import UsageError
 from farm.models import inputs, zoo
-from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec
+from farm.models.lengths import set_batch
 from farm.models.source import ModelSource, resolve_model
 
 LIGHT = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"

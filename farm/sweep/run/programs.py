@@ -22,8 +22,8 @@ from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType
-from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
+from farm.models.lengths import set_batch
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
 from farm.values import DEFAULT_POINT

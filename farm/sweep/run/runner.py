@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.models.batches import set_batch
+from farm.models.lengths import set_batch
 from farm.models.source import ModelSource, resolve_model
 from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps, process_identity
