@@ -250,7 +250,7 @@ class Crew:
         self.measured = 0
         self.told: Any = lambda trials: None
 
-    def want(self, wanted: Any, asked: Any = None) -> None: ...
+    def want(self, asked: Any) -> None: ...
     def want_host(self, wanted: bool) -> str:
         return ""
 

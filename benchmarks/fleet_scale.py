@@ -40,6 +40,7 @@ def main() -> None:
 def measure(options: Any) -> dict[str, Any]:
     from farm.campaign.engine import boards as boards_module
     from farm.campaign.engine import engine as engine_module
+    from farm.campaign.engine import host as host_module
     from farm.connectivity.tracker import Tracker
     from farm.crew.health import HealthLimits, Kind, Observation, decide_by
     from farm.settings import Settings
@@ -65,7 +66,8 @@ def measure(options: Any) -> dict[str, Any]:
             within = type("Within", (), {"tracker": tracker})()
             settings = Settings(home=home)
             process, before = psutil.Process(), psutil.Process().memory_info().rss
-            with boards_module.EngineBoards(within, store, settings, "campaign", lambda text: None) as held:
+            host = host_module.HostBoard(settings, store, lambda text: None)
+            with boards_module.EngineBoards(within, store, lambda text: None, host) as held:
                 engine = engine_module.CampaignEngine(
                     settings, store, held, campaign_memory.Compilers(), lambda text: None
                 )

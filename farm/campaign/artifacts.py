@@ -91,21 +91,16 @@ def _open_model(wanted: ToCompile) -> GivenModel:
 _WAIT_S = 300.0
 
 
-def find_folder(campaign: FleetCampaign) -> str | None:
-    """Return the folder of a campaign's artifacts; None where none were ordered."""
-    return campaign.order.compile_to
-
-
 def list_made(campaign: FleetCampaign) -> list[dict[str, Any]]:
     """Return what was made in the folder that the artifacts go to now (`Made.to_dict`)."""
-    folder = find_folder(campaign)
+    folder = campaign.order.compile_to
     known = (campaign.progress or {}).get("artifacts", ())
     return [dict(each) for each in known if folder is not None and Path(each["folder"]).parent == Path(folder)]
 
 
 def is_pending(campaign: FleetCampaign, document: Mapping[str, Any]) -> bool:
     """Whether artifacts of a campaign are still to be made; `document` is the campaign's."""
-    if find_folder(campaign) is None or campaign.state is not CampaignState.FINISHED:
+    if campaign.order.compile_to is None or campaign.state is not CampaignState.FINISHED:
         return False
     return bool({each.name for each in list_artifacts(document)} - _list_done(campaign))
 
@@ -115,7 +110,7 @@ def make_ordered(
 ) -> list[dict[str, Any]]:
     """Make what is missing; return all that was made. Raises what `make_artifacts` does."""
     campaign = store.campaigns.require(name)
-    folder = find_folder(campaign)
+    folder = campaign.order.compile_to
     if folder is None:
         return []
 

@@ -15,7 +15,15 @@ from typing import Any
 
 from farm import folders
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
-from farm.campaign.plan_estimate import CHECK_S, WINDOW_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
+from farm.campaign.plan_estimate import (
+    CHECK_S,
+    WINDOW_S,
+    CampaignEstimate,
+    LaneEstimate,
+    count_functions,
+    estimate,
+    estimate_final_s,
+)
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
 from farm.campaign.spec import CampaignFile, CampaignSpec, MeasureOptions
 from farm.errors import UsageError
@@ -218,9 +226,8 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint, window_s: float) -> LaneEs
         window_s=0.0 if planned.boards.simulated else window_s,
         power_w=sum(planned.boards.board_type.power.idle_range_w or (0.0, 0.0)) / 2,
         finals_s=sum(
-            estimate_final_s(count)
+            estimate_final_s(count_functions(planned.workloads, model))
             for model in {name for each in planned.workloads for name in each.models}
-            if (count := sum(model in each.models for each in planned.workloads))
         ),
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from farm.campaign.spec import BudgetSpec
 from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import LOOKS
-from farm.types.campaigns import Order, TypeOrder
+from farm.types.campaigns import Order, WorkloadOrder
 
 # Measurements for verification per trial of the search: with 64 trials of a task, three candidates and the incumbent
 # can be measured eight times.
@@ -251,19 +251,19 @@ def list_final_s(order: Order) -> Iterator[float]:
     """List how long the final of each model takes on each board type at each operating point."""
     for of_type in order.types:
         for model in order.models:
-            if count := count_functions(of_type, model.name):
+            if count := count_functions(of_type.workloads, model.name):
                 yield from [estimate_final_s(count)] * len(of_type.points)
 
 
 def find_final_s(order: Order, model: str, board_type: str) -> float:
     """Estimate the final of a model on a board type at one operating point."""
     of_type = next(each for each in order.types if each.board_type == board_type)
-    return estimate_final_s(count_functions(of_type, model))
+    return estimate_final_s(count_functions(of_type.workloads, model))
 
 
-def count_functions(of_type: TypeOrder, model: str) -> int:
-    """Count the tuned functions of a model on a board type."""
-    return sum(model in each.models for each in of_type.workloads)
+def count_functions(workloads: Sequence[WorkloadOrder], model: str) -> int:
+    """Count the tuned functions of a model."""
+    return sum(model in each.models for each in workloads)
 
 
 def count_tasks(order: Order) -> int:

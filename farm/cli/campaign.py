@@ -55,7 +55,7 @@ def show(name: Name) -> output.Document:
         output.say(campaign_rows.describe_final(final))
     found = sum(each["median_s"] is not None for each in document["winners"])
     if artifacts.is_pending(campaign, document):
-        print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
+        print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
     for each in catalogue.list_artifacts(document) if found else ():
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
     output.say(

@@ -98,7 +98,7 @@ def make(
     Raises PermanentError where one computes wrongly.
     """
     with options.open_store(settings) as store:
-        if artifacts.find_folder(store.campaigns.require(name)) is None:
+        if store.campaigns.require(name).order.compile_to is None:
             return
         document = campaign_document.make_document(store, name)
         made = artifacts.make_ordered(settings, store, name, document, say)

@@ -151,7 +151,7 @@ def _follow(
         screen.close()
     screen.finish(campaign)
     error = client.find_error(campaign)
-    told = not (more and artifacts.find_folder(campaign) is not None)
+    told = not (more and campaign.order.compile_to is not None)
     if json and (told or error is not None):
         output.print_json(campaign_document.make_document(store, name))
     if error is not None:
@@ -162,7 +162,7 @@ def _follow(
         for final in campaign_rows.list_finals(document["progress"]):
             output.say(campaign_rows.describe_final(final))
         if artifacts.is_pending(campaign, document):
-            print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
+            print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
             return
         for each in catalogue.list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

@@ -124,7 +124,7 @@ def fit_factor(board: str, medians_s: Mapping[str, Sequence[float]]) -> Factor |
     resampled = np.stack([_resample_medians(usable[name], rng) for name in names])
     ratios = resampled[names.index(board)] / np.median(resampled, axis=0)
     reference = float(np.median([np.median(usable[name]) for name in names]))
-    return _to_factor(float(np.median(usable[board])) / reference, ratios, usable[board].size, len(names))
+    return Factor(float(np.median(usable[board])) / reference, *bound_drawn(ratios), usable[board].size, len(names))
 
 
 def compare_with_history(recent_s: Sequence[float], history_s: Sequence[float]) -> Factor | None:
@@ -139,7 +139,7 @@ def compare_with_history(recent_s: Sequence[float], history_s: Sequence[float]) 
     rng = np.random.default_rng(_SEED)
     recent, history = _to_array(recent_s), _to_array(history_s)
     ratios = _resample_medians(recent, rng) / _resample_medians(history, rng)
-    return _to_factor(float(np.median(recent) / np.median(history)), ratios, recent.size, 1)
+    return Factor(float(np.median(recent) / np.median(history)), *bound_drawn(ratios), recent.size, 1)
 
 
 def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance: float = DRIFT_TOLERANCE) -> str:
@@ -165,10 +165,6 @@ def _to_array(values: Sequence[float]) -> _Floats:
 
 def _resample_medians(values: _Floats, rng: np.random.Generator) -> _Floats:
     return np.asarray(np.median(rng.choice(values, size=(_RESAMPLES, values.size)), axis=1))
-
-
-def _to_factor(ratio: float, ratios: _Floats, samples: int, boards: int) -> Factor:
-    return Factor(ratio, *bound_drawn(ratios), samples, boards)
 
 
 # Of each board of the type.

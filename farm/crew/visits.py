@@ -17,7 +17,6 @@ from device_agent.protocol import (
     Engine,
     Limits,
     Outcome,
-    RailPower,
     RunSpec,
     StartConditions,
     Status,
@@ -189,7 +188,7 @@ def to_measurement(
         latency=Estimate(summary.median, summary.ci_low, summary.ci_high),
         at_s=at_s,
         latency_p95_s=float(np.quantile(outcome.latency_s, 0.95)),
-        power=_to_power(total),
+        power=_to_estimate(total.power_w, total.power_ci_w) if total else None,
         energy=_to_estimate(energy.per_call_j, energy.per_call_ci_j) if energy else None,
         energy_above_idle=_to_estimate(energy.above_idle_j, energy.above_idle_ci_j) if energy else None,
         rail_power_w={rail.rail: rail.power_w for rail in busy.rails} if busy else {},
@@ -200,10 +199,6 @@ def to_measurement(
         board=board,
         simulated=outcome.simulated,
     )
-
-
-def _to_power(total: RailPower | None) -> Estimate | None:
-    return None if total is None else _to_estimate(total.power_w, total.power_ci_w)
 
 
 def _to_estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | None:

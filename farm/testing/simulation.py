@@ -31,7 +31,7 @@ import anyio
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
 from device_agent.protocol.interpreters import python_command
-from farm.campaign.engine import boards, builds, control, engine, process
+from farm.campaign.engine import boards, builds, control, engine, host, process
 from farm.campaign.scheduler.state import Assignment
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import DeadlineError, FarmError, UsageError
@@ -305,7 +305,8 @@ class Farm:
         """`engine.run_engine`, with what is played."""
         within: Any = types.SimpleNamespace(tracker=PlayedTracker(self))
         with contextlib.ExitStack() as stack:
-            held = stack.enter_context(boards.EngineBoards(within, store, settings, "campaign", self.tell))
+            here = host.HostBoard(settings, store, self.tell)
+            held = stack.enter_context(boards.EngineBoards(within, store, self.tell, here))
             compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, 2, self.tell))
             running = engine.CampaignEngine(settings, store, held, compilers, self.tell)
             stack.callback(running.close)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,7 +28,9 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left
+from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
@@ -54,6 +56,10 @@ class Within:
 
     def __init__(self, tracker: Any) -> None:
         self.tracker = Tracker(tracker.host, tracker.port)
+
+
+def ask(names: Iterable[str]) -> list[BoardsAsked]:
+    return [BoardsAsked("c", "campaign", TYPE, frozenset(names))]
 
 
 class Bench:
@@ -175,10 +181,10 @@ def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench
     notes: list[str] = []
     # Reference kernels as often as can be, once there are any.
     rhythm = Rhythm(every_trials=2, share=1.0, settling_s=0.0, first_pause_s=0.1)
-    with EngineBoards(Within(tracker), store, Settings(), "campaign", notes.append, rhythm) as crew:
+    with EngineBoards(Within(tracker), store, notes.append, HostBoard(Settings(), store, notes.append), rhythm) as crew:
         bench = Bench(crew, store, agents, notes)
         assert crew.poll() == []
-        crew.want({TYPE: list(agents)})
+        crew.want(ask(agents))
         bench.arrived(*agents)
         yield bench
     assert all(row.lease is None for row in store.boards.fetch())
@@ -266,7 +272,7 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
 def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
     """The lease of a dead campaign's process is released at once; any other lease is kept."""
     name, other, third = bench.agents
-    bench.crew.want({TYPE: [third]})
+    bench.crew.want(ask([third]))
     for each in (name, other):
         bench.left(each)
     killed = subprocess.Popen([sys.executable, "-c", "pass"])
@@ -274,7 +280,7 @@ def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
     owner = f"ann@{socket.gethostname()} pid {killed.pid}"
     leased = [(name, owner, "campaign"), (other, owner, "tune")]
     leases = [bench.take(*each) for each in leased]
-    bench.crew.want({TYPE: list(bench.agents)})
+    bench.crew.want(ask(bench.agents))
     bench.arrived(name)
     assert not [e for e in bench.events if isinstance(e, Arrived) and e.board == other]
     assert bench.store.leases.release(leases[1])
@@ -285,10 +291,10 @@ def test_a_board_that_is_not_wanted_is_given_back_when_idle(bench: Bench, matmul
     """It ends what it has, and is then free for others."""
     name, *others = bench.agents
     number = bench.measure(name, matmul)
-    bench.crew.want({TYPE: others})
+    bench.crew.want(ask(others))
     assert bench.measured(number).status is Status.OK
     assert bench.left(name).reason == "not needed any more"
-    bench.crew.want({TYPE: [name, *others]})
+    bench.crew.want(ask([name, *others]))
     bench.arrived(name)
 
 

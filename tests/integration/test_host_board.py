@@ -19,6 +19,7 @@ import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
 from farm.artifacts.on_board import LOCAL, hold_board
+from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.boards import Arrived, EngineBoards, Left
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.crew.held_board import Ended
@@ -115,9 +116,9 @@ def bench(store: Store) -> Iterator[Bench]:
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
     others, notes = {each.pid for each in psutil.Process().children()}, list[str]()
-    with EngineBoards(NoServices(), store, settings, "campaign", notes.append) as crew:
+    with EngineBoards(NoServices(), store, notes.append, HostBoard(settings, store, notes.append)) as crew:
         name = crew.want_host(True)
-        crew.want({BOARD_TYPE: [name]})
+        crew.want([BoardsAsked("c", "campaign", BOARD_TYPE, frozenset({name}))])
         bench = Bench(crew, store, name, others, notes)
         arrived = bench.poll_until(Arrived, "board")
         assert (arrived.board, arrived.is_host) == (name, True)
@@ -182,7 +183,7 @@ def test_an_agent_that_cannot_start_ends_it(bench: Bench, monkeypatch: pytest.Mo
 
 def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
     """The lease is given back, tracker and agent are gone, and others may measure on this machine."""
-    bench.crew.want({})
+    bench.crew.want([])
     bench.crew.want_host(False)
     wait_until(lambda: bench.poll() and not bench.crew.has_taken(bench.name), "it to be left")
     assert [event for event in bench.events if isinstance(event, Left)]

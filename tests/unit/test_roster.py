@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from farm.campaign.engine.active import Active
+from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.engine_board import Arrived
 from farm.campaign.engine.roster import Roster
 from farm.campaign.scheduler import events
@@ -33,8 +34,8 @@ class Crew:
     def has_taken(self, name: str) -> bool:
         return name in self.taken
 
-    def want(self, wanted: Mapping[str, Collection[str]], asked: Any = None) -> None:
-        self.wanted = {kind: set(names) for kind, names in wanted.items()}
+    def want(self, asked: Sequence[BoardsAsked]) -> None:
+        self.wanted = {each.board_type: set(each.boards) for each in asked}
 
     def want_host(self, wanted: bool) -> str:
         self.host_wanted = wanted

@@ -33,6 +33,8 @@ _LOOK_S = 0.5
 _REST = 10.0
 # Boards that are leased in one transaction.
 _TAKEN_AT_ONCE = 50
+# The text of a lease.
+_PURPOSE = "campaign"
 # For releasing all leases at the engine's end; leases left after that expire.
 _CLOSE_TIMEOUT_S = 4.0
 # What taking a board may raise; any other error is a bug and ends the engine.
@@ -43,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class BoardsAsked:
-    """The boards of a type that a campaign may use. `campaign` None: for all campaigns."""
+    """The boards of a type that a campaign may use."""
 
-    campaign: str | None
+    campaign: str
     purpose: str
     board_type: str
     boards: frozenset[str]
@@ -60,7 +62,7 @@ class TrialQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._places: dict[tuple[str | None, str], QueueEntry] = {}
+        self._places: dict[tuple[str, str], QueueEntry] = {}
         self._plan = QueuePlan()
         self._known: dict[int, BoardRequest] = {}
 
@@ -109,7 +111,7 @@ class TrialQueue:
 
     def priorities(self) -> dict[str, int]:
         """Return the priority of each campaign, as operators have set it."""
-        return {campaign: place.priority for (campaign, _), place in self._places.items() if campaign is not None}
+        return {campaign: place.priority for (campaign, _), place in self._places.items()}
 
     def close(self) -> None:
         for place in self._places.values():
@@ -124,17 +126,15 @@ class BoardKeeping:
         self,
         services: KeptServices,
         store: Store,
-        purpose: str,
         note: Callable[[str], None],
         host: HostBoard,
     ) -> None:
-        """Lease nothing before `want`. `purpose` is the leases' text; `note` gets messages for operators.
-
-        `host` is this machine, whose agent runs while wanted.
+        """Lease nothing before `want`. `note` gets messages for operators; `host` is this machine, whose agent runs
+        while wanted.
         """
         self._host = host
         self._host_is_wanted = False
-        self._services, self._store, self._purpose, self._note = services, store, purpose, note
+        self._services, self._store, self._note = services, store, note
         # Rings once a board has answered.
         self.bell = Bell()
         self._wanted: dict[str, str] = {}
@@ -148,14 +148,12 @@ class BoardKeeping:
         # Boards that another user gets next.
         self._yielding: set[str] = set()
 
-    def want(self, wanted: Mapping[str, Collection[str]], asked: Sequence[BoardsAsked] | None = None) -> None:
-        """Use these boards, by type, from now on and no others. `asked` says for whom; None: for all campaigns.
+    def want(self, asked: Sequence[BoardsAsked]) -> None:
+        """Use these boards from now on and no others.
 
         Each is leased once it is free, fit and granted by the queue. A board no longer wanted is left once idle.
         """
-        self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
-        if asked is None:
-            asked = [BoardsAsked(None, self._purpose, kind, frozenset(names)) for kind, names in wanted.items()]
+        self._wanted = {name: each.board_type for each in asked for name in each.boards}
         self._queue.ask([each.without(self._host.name) for each in asked])
 
     def priorities(self) -> dict[str, int]:
@@ -248,7 +246,7 @@ class BoardKeeping:
             and name in rows
             and rows[name].board_type == board_type
         ]
-        if free_orphans(self._store, rows, names, self._purpose):
+        if free_orphans(self._store, rows, names, _PURPOSE):
             self._look_at = 0.0  # they are seen to be free at the next look
         free = plan_choice(list(rows.values()), names).free
         if mine := [name for name in free if name == self._host.name]:
@@ -273,7 +271,7 @@ class BoardKeeping:
                 with self._store.together(durably=True):
                     for name in names[first : first + _TAKEN_AT_ONCE]:
                         try:
-                            board = EngineBoard(self._store, rows[name], tracker, self._purpose, self.bell, mark, host)
+                            board = EngineBoard(self._store, rows[name], tracker, _PURPOSE, self.bell, mark, host)
                         except StoreFaultError:
                             raise
                         except _NOT_TAKEN as error:  # another user was faster

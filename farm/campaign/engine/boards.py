@@ -23,7 +23,6 @@ from farm.closing import Closing
 from farm.crew.health import Kind
 from farm.crew.held_board import Ended, measuring, running
 from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
-from farm.settings import Settings
 from farm.store import Store
 
 # How long a board is left alone, by cause: another client has it; it is not what it is registered as or lacks what was
@@ -42,14 +41,12 @@ class EngineBoards(BoardKeeping, Closing):
         self,
         services: KeptServices,
         store: Store,
-        settings: Settings,
-        purpose: str,
         note: Callable[[str], None],
+        host: HostBoard,
         rhythm: Rhythm | None = None,
-        host: HostBoard | None = None,
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards run their type's reference kernel."""
-        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
+        super().__init__(services, store, note, host)
         self._rhythm = rhythm or Rhythm()
         self._kernels: dict[str, ReferenceKernel] = {}
         # How often each board was found to drift.

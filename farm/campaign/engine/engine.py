@@ -20,6 +20,7 @@ from typing import Any
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, to_measure_spec
+from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.client import is_expected
 from farm.campaign.engine.control import needs_engine
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard, KeptServices
@@ -68,7 +69,7 @@ def run_engine(
         cores = len(os.sched_getaffinity(0))
         services = stack.enter_context(KeptServices(settings, note, () if only_host else None))
         stack.enter_context(farm_ray(settings, cores))
-        engine_boards = stack.enter_context(boards.EngineBoards(services, store, settings, "campaign", note, host=host))
+        engine_boards = stack.enter_context(boards.EngineBoards(services, store, note, host))
         compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, cores))
         engine = CampaignEngine(settings, store, engine_boards, compilers, note, services.need)
         stack.callback(engine.close)
@@ -115,7 +116,7 @@ class CampaignEngine:
         """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
         self._searches.prepare()
         if on_host:
-            self._boards.want({BOARD_TYPE: [self._boards.want_host(True)]})
+            self._boards.want([BoardsAsked("", "", BOARD_TYPE, frozenset({self._boards.want_host(True)}))])
             self._boards.poll()
 
     def run(self, stopping: Callable[[], bool]) -> None:

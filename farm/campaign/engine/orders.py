@@ -101,14 +101,6 @@ class CampaignOrders:
             self._note(f"{active.name} is {state}" + (f": {reason}" if reason else ""))
             self._report_at = 0.0
 
-    def finish(self, active: Active, progress: dict[str, Any]) -> None:
-        """End a campaign whose verification is done."""
-        self._store.campaigns.save_progress(active.id, progress)
-        reason = self._store.campaigns.require(active.name).reason
-        self._store.campaigns.note(active.id, "finished", reason)
-        self._note(f"{active.name} is finished: {reason}")
-        self._leave(active.name)
-
     def report(self) -> None:
         """Write the progress of all campaigns, at intervals."""
         now, verifying = time.monotonic(), self._verifying
@@ -129,7 +121,13 @@ class CampaignOrders:
             progress["verdict"] = verifying.to_verdict(active)
             progress["search_s"] = active.searched_s + self._searches.get_busy_s(active.name)
             if active.name in ended:
-                self.finish(active, progress | {"phase": "done", "eta_s": None, "boards": []})
+                self._store.campaigns.save_progress(
+                    active.id, progress | {"phase": "done", "eta_s": None, "boards": []}
+                )
+                reason = self._store.campaigns.require(active.name).reason
+                self._store.campaigns.note(active.id, "finished", reason)
+                self._note(f"{active.name} is finished: {reason}")
+                self._leave(active.name)
             else:
                 self._store.campaigns.save_progress(active.id, progress)
 

@@ -16,7 +16,7 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import psutil
@@ -53,48 +53,35 @@ def ray_watched(raylet_socket: str, tell: Callable[[str], None], grace_s: float 
         "node manager": _find_process("", f"--raylet_socket_name={raylet_socket}"),
         "head": _find_process("gcs_server", f"--session-dir={session}"),
     }
-    watch = _Watch({name: each for name, each in processes.items() if each is not None}, tell, grace_s)
-    watch.start()
-    try:
-        yield
-    except FarmError as error:
-        if words := watch.describe_death():
-            raise UnavailableError(words, "A campaign goes on with `farm campaign resume`.") from error
-        raise
-    finally:
-        watch.let_go()
+    over, found = threading.Event(), threading.Event()
 
-
-class _Watch(threading.Thread):
-    def __init__(self, processes: Mapping[str, psutil.Process], tell: Callable[[str], None], grace_s: float) -> None:
-        super().__init__(name="farm-ray-watch", daemon=True)
-        self._processes, self._tell, self._grace_s = processes, tell, grace_s
-        self._over = threading.Event()
-        self._found = False
-
-    def let_go(self) -> None:
-        """Stop watching; where Ray has died, its shutdown has the grace period too."""
-        if not self._found:
-            self._over.set()
-
-    def describe_death(self) -> str:
+    def describe_death() -> str:
         """Name the process that has died; "" while all live. The cause is unknown; out of memory is a common one."""
-        for name, process in self._processes.items():
-            if not _is_alive(process):
-                return f"Ray's {name} (pid {process.pid}) died; where memory runs out the kernel kills it"
-        return ""
+        dead = (f"{name} (pid {each.pid})" for name, each in processes.items() if each and not _is_alive(each))
+        return next((f"Ray's {each} died; where memory runs out the kernel kills it" for each in dead), "")
 
-    def run(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            if words := self.describe_death():
-                self._found = True
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            if words := describe_death():
+                found.set()
                 _log.error("%s", words)
-                self._tell(words)
-                if not self._over.wait(self._grace_s):
+                tell(words)
+                if not over.wait(grace_s):
                     _log.error("Ray does not shut down, so the engine ends; `farm campaign resume` goes on")
                     logging.shutdown()
                     os._exit(_EXIT_CODE)
                 return
+
+    threading.Thread(target=watch, name="farm-ray-watch", daemon=True).start()
+    try:
+        yield
+    except FarmError as error:
+        if words := describe_death():
+            raise UnavailableError(words, "A campaign goes on with `farm campaign resume`.") from error
+        raise
+    finally:
+        if not found.is_set():  # where Ray has died, its shutdown has the grace period too
+            over.set()
 
 
 def _find_process(program: str, argument: str) -> psutil.Process | None:

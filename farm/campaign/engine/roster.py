@@ -58,7 +58,6 @@ class Roster:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        wanted: dict[str, set[str]] = {}
         asked: list[BoardsAsked] = []
         under_way = [each.order for each in actives if each.campaign.status is not Status.PAUSED]
         host = self._boards.want_host(any(each.is_host for order in under_way for each in order.types))
@@ -73,11 +72,10 @@ class Roster:
                     and order.may_use(row.name, row.labels)
                     and (row.name == host or not each.is_host)
                 }
-                wanted.setdefault(each.board_type, set()).update(names)
                 purpose = f"trials of {order.name} of {order.owner}"
                 asked.append(BoardsAsked(order.name, purpose, each.board_type, frozenset(names), order.priority))
-        self._boards.want(wanted, asked)
-        self._need({name for names in wanted.values() for name in names} - {host})
+        self._boards.want(asked)
+        self._need({name for each in asked for name in each.boards} - {host})
         self._regroup({order.boards for order in under_way if order.boards})
 
     def arrive(self, report: boards.Arrived) -> None:

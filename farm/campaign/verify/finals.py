@@ -189,7 +189,8 @@ class Finals:
             if watched
             else _join(built, whole, by)
         ):
-            final.add(await self._ask(functools.partial(contenders.build_mixes, order, mixes), key), mixes)
+            final.contenders |= await self._ask(functools.partial(contenders.build_mixes, order, mixes), key)
+            final.refused |= mixes
             timed = await self._measure(final, list(final.refused))
             final.drop_wrong(timed)
         names = [name for name in final.refused if name in timed.samples]
@@ -331,10 +332,6 @@ class _Final:
         self._clusters = order.board_type.clusters
         self._device, self._wrong = contenders.device_of(order), dict[str, str]()
         self._inputs = make_inputs(built.inputs, settings.seed)
-
-    def add(self, found: Mapping[str, Contender], refused: Mapping[str, Mapping[str, str]]) -> None:
-        self.contenders |= found
-        self.refused |= refused
 
     def to_variants(self, names: Sequence[str]) -> list[Variant]:
         """Return contenders to be timed, without wrong ones, and equal code once."""

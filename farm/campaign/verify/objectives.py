@@ -56,30 +56,21 @@ def describe_energy(seen: Sequence[Energy]) -> dict[str, Any]:
     }
 
 
-class Slacks:
-    """How many times its fastest candidate's latency a candidate may take, by the campaign's deadline of a model."""
-
-    def __init__(self, order: Order, journal: VerificationJournal) -> None:
-        self._order, self._journal = order, journal
-        self._found: dict[tuple[str, str], float] = {}
-
-    def find(self, key: RecordKey) -> float:
-        """Find it for a task: infinite without a deadline, below 1 where it cannot be met, which is an event."""
-        place, order = (key.board_type, key.point), self._order
-        if order.deadline_s is None:
-            return math.inf
-        if place not in self._found:
-            of_type = next(each for each in order.types if each.board_type == key.board_type)
-            fastest_s = {}
-            for each in of_type.workloads:
-                known = self._journal.fetch_known(key._replace(workload=each.hash))
-                fastest_s[each.hash] = min((one.median_s for one in known if one.median_s is not None), default=0.0)
-            slack = find_slack(of_type, [each.name for each in order.models], fastest_s, order.deadline_s)
-            if slack < 1:
-                said = f"at {key.point} the fastest candidates together take {1 / slack:.2f} times the deadline"
-                self._journal.note("deadline_missed", f"{order.name} on {key.board_type}", said)
-            self._found[place] = slack
-        return self._found[place]
+def fetch_slack(order: Order, of_type: TypeOrder, point: str, journal: VerificationJournal) -> float:
+    """Return how many times its fastest candidate's latency a candidate may take, by the campaign's deadline of a
+    model: infinite without a deadline, below 1 where it cannot be met, which is an event.
+    """
+    if order.deadline_s is None:
+        return math.inf
+    fastest_s = {}
+    for each in of_type.workloads:
+        known = journal.fetch_known(RecordKey(of_type.board_type, each.hash, point))
+        fastest_s[each.hash] = min((one.median_s for one in known if one.median_s is not None), default=0.0)
+    slack = find_slack(of_type, [each.name for each in order.models], fastest_s, order.deadline_s)
+    if slack < 1:
+        said = f"at {point} the fastest candidates together take {1 / slack:.2f} times the deadline"
+        journal.note("deadline_missed", f"{order.name} on {of_type.board_type}", said)
+    return slack
 
 
 def find_slack(of_type: TypeOrder, models: Sequence[str], fastest_s: Mapping[str, float], deadline_s: float) -> float:

@@ -103,7 +103,8 @@ class Verification:
             for row in rows
             if row["status"] == Status.WRONG_RESULT
         }
-        self._slacks = objectives.Slacks(order, self._journal)
+        # By board type and point: candidates of the search, which is over.
+        self._slacks: dict[tuple[str, str], float] = {}
         self._pending: list[RecordKey] = []
         self._active: dict[RecordKey, VerificationTask] = {}
         self._results: dict[RecordKey, TaskResult] = {}
@@ -196,7 +197,9 @@ class Verification:
         task = self._active[key] = VerificationTask(
             key, self._campaign, self._order, self._workloads[key.place], self._allowance.top, self._rule, note
         )
-        task.slack = self._slacks.find(key)
+        if (place := (key.board_type, key.point)) not in self._slacks:
+            self._slacks[place] = objectives.fetch_slack(self._order, task.of_type, key.point, self._journal)
+        task.slack = self._slacks[place]
         trials = self._trials.pop(key, [])
         result = task.choose(self._journal.fetch_known(key), self._journal.find_record(key), trials)
         if result is None:
