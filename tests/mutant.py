@@ -102,8 +102,8 @@ MUTANTS = {
     ),
     "a restarted search forgets what is under way": Mutant(
         "campaign/engine/orders.py",
-        "        return [(each.hash, each.trace_json) for each in candidates]",
-        "        return []",
+        "            under_way = [(each.hash, each.trace_json) for each in candidates]",
+        "            under_way = []",
         2,
     ),
     "requests of a dead search are lost": Mutant(
