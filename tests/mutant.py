@@ -102,9 +102,9 @@ MUTANTS = {
     ),
     "a restarted search forgets what is under way": Mutant(
         "campaign/engine/orders.py",
-        "        return [(each.hash, each.trace_json) for each in candidates]",
-        "        return []",
-        0,
+        "            under_way = [(each.hash, each.trace_json) for each in candidates]",
+        "            under_way = []",
+        2,
     ),
     "requests of a dead search are lost": Mutant(
         "campaign/engine/searches.py", "            self._again += asked\n", "            pass\n", 0
@@ -114,7 +114,7 @@ MUTANTS = {
     ),
     "each of two verifications waits for the other's board": Mutant(
         "campaign/engine/verifying.py",
-        " or any(self._count_missing(other, kind) > 0 for other in earlier)",
+        " or any(_count_missing(other, kind) > 0 for other in earlier)",
         "",
         7,
     ),
