@@ -16,7 +16,6 @@ from farm.artifacts.given_model import GivenModel, find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
-from farm.search import gpus
 from farm.search import workloads as search_workloads
 
 # From records, from predictions, untuned TVM, and the same model in another engine.
@@ -152,8 +151,3 @@ def _to_contender(opened: GivenModel, compiled: compile.Compiled) -> Contender:
     # Every engine rounds the accumulators of an 8-bit model.
     algorithms += ["8 bits"] if opened.source.is_quantised else []
     return Contender(compiled.library, find_tolerance_factor(algorithms))
-
-
-def device_of(order: ContenderOrder) -> str:
-    """Return the device that runs it, as the agent calls it."""
-    return gpus.device_of(order.config)

@@ -21,10 +21,9 @@ from farm.artifacts import compile, lengths
 from farm.artifacts import manifest as manifests
 from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
 from farm.artifacts.choice import Records, Relative, describe_imported
-from farm.artifacts.given_model import GivenModel, find_labels
+from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
-from farm.artifacts.task import find_task, require_labels
 from farm.crew.choice import TargetPlan, describe_type, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu

@@ -12,7 +12,6 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import bench as benching
 from farm.artifacts import given_model, on_board, places, running
-from farm.artifacts import task as tasks
 from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Board, Wait, read_labels
@@ -145,8 +144,8 @@ def describe(subject: Any, labels: Path | None = None) -> Facts:
         task, outputs = given_model.find_given_task(subject.opened.source, subject.opened.inputs)
         names = (text or given_model.find_labels(subject.opened) or b"").decode().splitlines()
     if text is not None:
-        tasks.require_labels(text, task, outputs)
-    return Facts(task, tasks.count_classes(task, outputs) or 0, names, text)
+        given_model.require_labels(text, task, outputs)
+    return Facts(task, given_model.count_classes(task, outputs) or 0, names, text)
 
 
 def _print(document: dict[str, Any]) -> None:

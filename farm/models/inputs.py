@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import onnx
 
 from farm.errors import UsageError
 from farm.models import shape_hints
+from farm.search.graph.folding import list_nodes
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +58,6 @@ def find_rows(model: onnx.ModelProto) -> dict[str, int]:
         if size > 0:
             rows[name] = min(size, rows.get(name, size))
     return rows
-
-
-def list_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield all nodes, those of inner graphs too."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from list_nodes(inner)
 
 
 def _follow(name: str, sources: Mapping[str, str]) -> str:

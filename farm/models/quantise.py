@@ -67,10 +67,6 @@ def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
             "Export it with a newer opset; onnx.version_converter can convert many models.",
         )
     bindings.fold_batch_norm(model.graph)
-    used = {name for node in model.graph.node for name in node.input}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
     with tempfile.TemporaryDirectory(prefix="farm-quantise-") as folder, _without_advice():
         path = pathlib.Path(folder) / "model.onnx"
         try:

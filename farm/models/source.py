@@ -20,8 +20,9 @@ import onnx.external_data_helper
 from farm import folders
 from farm.errors import UnavailableError, UsageError
 from farm.models import exported, trained, zoo
-from farm.models.inputs import list_nodes, read_inputs
+from farm.models.inputs import read_inputs
 from farm.models.tflite import conversion
+from farm.search.graph.folding import list_nodes
 
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1

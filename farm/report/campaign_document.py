@@ -13,7 +13,7 @@ from typing import Any
 
 from farm.search import gpus
 from farm.search.families.family import Plan, read_mark
-from farm.search.tuners import importance
+from farm.search.tuners import cost_model
 from farm.store import Store
 from farm.store.totals import BoardTotal, CountedTrial
 from farm.types import campaigns
@@ -105,7 +105,7 @@ def rate_options(store: Store, name: str) -> list[dict[str, Any]]:
                 if mark is not None and trial.median_s is not None:
                     by_family.setdefault(mark[0], []).append((mark[1], trial.median_s))
             family, known = max(by_family.items(), key=lambda item: len(item[1]), default=("", []))
-            found = importance.rate_options([plan for plan, _ in known], [median_s for _, median_s in known])
+            found = cost_model.rate_options([plan for plan, _ in known], [median_s for _, median_s in known])
             if found is not None:
                 where = {"board_type": kind.board_type, "point": point, "workload": each.hash, "name": each.name}
                 rated.append(where | {"family": family} | dataclasses.asdict(found))

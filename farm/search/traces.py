@@ -50,7 +50,8 @@ def restore(text: str, entry: Any, target: Any) -> Any:
     try:
         [instructions, decisions], _, recorded_target, arguments = json.loads(text)
         context = make_context(entry.mod, target)
-        own = _rename(instructions, _map_names(instructions, entry.mod, context))
+        names = {number: name for name, number in workloads.number_blocks(workloads.list_blocks(entry.mod)).items()}
+        own = _rename(instructions, names)
         record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
         if any(kind == "Tensorize" for kind, *_ in instructions):
@@ -135,8 +136,6 @@ def _reads_part(block: Any) -> bool:
 
 def replay(module_json: str, text: str, target: Any) -> str:
     """Return the scheduled function that a text makes of an unscheduled one, in TVM's JSON. Raises InternalError."""
-    tvm_env.load()
-
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(module_json))
     return str(tvm.ir.save_json(restore(text, entry, target).sch.mod))
 
@@ -151,29 +150,6 @@ def shape(instructions: Sequence[Any]) -> str:
     return json.dumps(
         [[kind, [v for v in inputs if isinstance(v, str)], outputs] for kind, inputs, _, outputs in instructions]
     )
-
-
-def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mapping[str, str]:
-    """Map the names of blocks in a trace to those in the module.
-
-    Texts of version 0.1 hold the names of the tuned model. Their blocks are found by comparing the instructions with
-    those of MetaSchedule's own schedules of this module.
-    """
-    blocks, asked = workloads.list_blocks(module), _list_asked(instructions)
-    if all(map(workloads.is_canonical, asked)):
-        return {number: name for name, number in workloads.number_blocks(blocks).items()}
-    if set(asked) <= {*blocks, facts.ROOT}:
-        return {}
-    wanted = shape(instructions)
-    for space in context.generate_design_space():
-        like = space.trace.simplified(True).as_json()[0]
-        if shape(like) == wanted:
-            return dict(zip(asked, _list_asked(like), strict=True))
-    raise InternalError(f"a trace does not fit its workload, which has no blocks {', '.join(asked)}")
-
-
-def _list_asked(instructions: _Instructions) -> list[str]:
-    return [str(attributes[0]) for kind, _, attributes, _ in instructions if kind == "GetSBlock"]
 
 
 def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _Instructions:

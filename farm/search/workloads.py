@@ -22,8 +22,6 @@ from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 from farm.values import COMPUTED_PREFIX, Workload
 
-_CANONICAL = re.compile(r"block_\d+|root")
-
 
 def canonical_json(module: Any) -> str:
     """Return a function's module in TVM's JSON with canonical names; structurally equal to the original."""
@@ -53,11 +51,6 @@ def list_blocks(module: Any) -> list[str]:
     nodes = json.loads(tvm.ir.save_json(module))["nodes"]
     found = [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"] == "s_tir.SBlock"]
     return [name for name in found if name != facts.ROOT]
-
-
-def is_canonical(block: str) -> bool:
-    """Say whether `canonical_json` may have given this name."""
-    return _CANONICAL.fullmatch(block) is not None
 
 
 def number_blocks(blocks: list[str]) -> dict[str, str]:

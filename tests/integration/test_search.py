@@ -253,22 +253,6 @@ def test_equal_workloads_of_different_models_are_the_same_text() -> None:
     assert one["mean 8x32>8x1"].hash == "2d87e211dc7b1426"
 
 
-def test_a_trace_of_another_models_workload_is_replayed() -> None:
-    """A record of version 0.1 has names of the model that it was found in, here `lv2_red`; it leads to its code."""
-    [mean] = [w for w in rows(1) if w.name.startswith("mean")]
-    old = (
-        '[[[["GetSBlock", [], ["lv2_red", "main"], ["b0"]], ["GetSBlock", [], ["root", "main"], ["b1"]], '
-        '["Annotate", ["b1", 32], ["meta_schedule.parallel"], []], ["Annotate", ["b1", 64], '
-        '["meta_schedule.vectorize"], []], ["SampleCategorical", [], [[0, 16, 64, 512], [0.25, 0.25, 0.25, 0.25]], '
-        '["v2"]], ["Annotate", ["b1", "v2"], ["meta_schedule.unroll_explicit"], []], ["SampleComputeLocation", '
-        '["b0"], [], ["l3"]], ["ComputeAt", ["b0", "l3"], [1, -1], []]], [[4, 0], [6, -1]]], null, {"kind": "llvm",'
-        ' "tag": "", "keys": ["cpu"], "num-cores": 2, "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, '
-        '[["TENSOR", "float32", [8, 32]], ["TENSOR", "float32", [8, 1]]]]'
-    )
-    replayed = tvm.ir.load_json(OneSearch(mean).replay(old))
-    assert f"{int(tvm_ffi.structural_hash(replayed)) & (2**64 - 1):016x}" == "0df12e7318efcc25"
-
-
 def test_names_of_a_script_do_not_reach_the_trace() -> None:
     """Dumped from a function with names of its own, a trace fits the one with canonical names, and the other way."""
     [mean] = [w for w in rows(1) if w.name.startswith("mean")]

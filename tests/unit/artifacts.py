@@ -7,8 +7,8 @@ from typing import Any
 
 from device_agent.protocol import PROTOCOL_VERSION, Description
 from farm.artifacts import manifest as manifests
+from farm.artifacts.given_model import find_task
 from farm.artifacts.manifest import Artifact, Manifest, ModelFacts, Tensor, Verified, describe_file
-from farm.artifacts.task import find_task
 
 LIBRARY = b"\x7fELF and so on"
 _INPUT = Tensor(name="x", shape=(1, 3, 8, 8), dtype="float32")

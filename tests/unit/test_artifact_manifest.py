@@ -17,7 +17,7 @@ from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinRepor
 from farm.artifacts import make, package, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
-from farm.artifacts.given_model import open_model
+from farm.artifacts.given_model import find_task, open_model, require_labels
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import (
     Artifact,
@@ -30,7 +30,6 @@ from farm.artifacts.manifest import (
     WorkloadServed,
 )
 from farm.artifacts.on_board import HeldForModels, require_made_for
-from farm.artifacts.task import find_task, require_labels
 from farm.cli.model_artifacts import _say_weights, _show
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type

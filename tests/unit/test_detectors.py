@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from farm.artifacts.given_model import count_classes, find_task
 from farm.artifacts.manifest import Tensor
 from farm.artifacts.runtime import boxes
-from farm.artifacts.task import count_classes, find_task
 
 
 def tensors(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:

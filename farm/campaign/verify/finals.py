@@ -35,6 +35,7 @@ from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.points.values import Objective, format_clocks
+from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order, TypeOrder
@@ -176,7 +177,7 @@ class Finals:
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
         by = self._by
-        watched = contenders.device_of(order) == CPU and not of_type.simulated and by is Objective.LATENCY
+        watched = gpus.device_of(order.config) == CPU and not of_type.simulated and by is Objective.LATENCY
         plan = final_rules.plan_later if watched else final_rules.plan_mixes
         job = functools.partial(contenders.build, order, self._order.rivals, plan)
         built: BuiltContenders = await self._ask(job, key)
@@ -330,7 +331,7 @@ class _Final:
             **built.mixes,
         }
         self._clusters = order.board_type.clusters
-        self._device, self._wrong = contenders.device_of(order), dict[str, str]()
+        self._device, self._wrong = gpus.device_of(order.config), dict[str, str]()
         self._inputs = make_inputs(built.inputs, settings.seed)
 
     def to_variants(self, names: Sequence[str]) -> list[Variant]:

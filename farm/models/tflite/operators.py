@@ -10,7 +10,7 @@ import tflite
 from onnx import helper
 
 from farm.errors import UsageError
-from farm.models.tflite import images, mediapipe, reading
+from farm.models.tflite import images, reading
 from farm.models.tflite.graph import NCHW, Graph
 from farm.models.tflite.reading import Operator
 
@@ -254,8 +254,8 @@ _TABLE: Mapping[str, Converter] = {
     "RESIZE_NEAREST_NEIGHBOR": images.resize, "SHAPE": _shape, "SLICE": _slice, "SPACE_TO_DEPTH": images.move_blocks,
     "SPLIT": _split, "SPLIT_V": _split, "SQUEEZE": _reshape, "STRIDED_SLICE": _slice, "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV": images.convolve_transposed, "UNPACK": _split,
-    "Convolution2DTransposeBias": images.convolve_transposed, "Landmarks2TransformMatrix": mediapipe.make_matrix,
-    "TransformLandmarks": mediapipe.transform_landmarks, "TransformTensorBilinear": mediapipe.sample,
+    "Convolution2DTransposeBias": images.convolve_transposed, "Landmarks2TransformMatrix": images.make_matrix,
+    "TransformLandmarks": images.transform_landmarks, "TransformTensorBilinear": images.sample,
     **{name: functools.partial(convert, kind=kind) for name, (convert, kind) in _KINDS.items()},
     **{name: functools.partial(_apply, write=_element(kind)) for name, kind in _ELEMENTS.items()},
     **{name: functools.partial(_apply, write=write) for name, write in _COMPOSED.items()},

@@ -281,8 +281,7 @@ class Dense:
     @staticmethod
     def begin(schedule: Any, facts: Contraction, plan: Plan) -> Contraction:
         """Inline the blocks between and handle the pad as planned; return the remaining facts."""
-        for name in facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        steps.inline_blocks(schedule, facts.between)
         if facts.pad and plan["pad"] == PAD_NONE:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
             return dataclasses.replace(facts, pad=None)

@@ -162,8 +162,7 @@ class Depthwise:
     @staticmethod
     def begin(schedule: Any, facts: Contraction, plan: Plan) -> Any:
         """Inline what is computed at its reader; return the block that writes the result."""
-        for name in ((facts.pad,) if facts.pad and plan["pad"] == PAD_NONE else ()) + facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, ((facts.pad,) if facts.pad and plan["pad"] == PAD_NONE else ()) + facts.between)
         return loops.write_apart(schedule, facts)
 
     @staticmethod

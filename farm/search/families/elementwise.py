@@ -76,15 +76,15 @@ class Elementwise:
         elif facts.cuts and not plan["cut"]:
             compute = elements * 2.0
         else:
-            compute = elements / lanes * 2.0 + elements / _run(facts) * 4.0 * max(1, plan["pieces"] // _outside(facts))
+            run = math.prod(_flat(facts))
+            compute = elements / lanes * 2.0 + elements / run * 4.0 * max(1, plan["pieces"] // _outside(facts))
         far = loops.moving_cycles(facts.moved_bytes, core)
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: ElementwiseFacts, plan: Plan) -> None:
         if facts.folded:
             schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        for name in facts.inlined:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, facts.inlined)
         for name in facts.last[:-1]:
             outer = schedule.get_loops(schedule.get_sblock(name))[:-1]
             if plan["pieces"] and outer:
@@ -120,10 +120,6 @@ def _order(schedule: Any, own: list[Any], facts: ElementwiseFacts, plan: Plan) -
 
 def _flat(facts: ElementwiseFacts) -> tuple[int, ...]:
     return facts.extents[len(facts.extents) - facts.flat :]
-
-
-def _run(facts: ElementwiseFacts) -> int:
-    return math.prod(_flat(facts))
 
 
 def _outside(facts: ElementwiseFacts) -> int:

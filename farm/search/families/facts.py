@@ -277,26 +277,28 @@ def is_small(buffer: Any, most_bytes: int) -> bool:
 
 def is_moved(schedule: Any, name: str) -> bool:
     """Say whether a block only moves elements: a transpose, or a pad of width zero."""
-    return isinstance(getattr(schedule.get(schedule.get_sblock(name)).body, "value", None), TensorLoad)
+    return _find_copied(schedule, name) is not None
+
+
+def _find_copied(schedule: Any, name: str) -> Any | None:
+    """Return the load whose element a block stores as it is, or None."""
+    value = getattr(schedule.get(schedule.get_sblock(name)).body, "value", None)
+    return value if isinstance(value, TensorLoad) else None
 
 
 def is_copy(schedule: Any, name: str) -> bool:
     """Say whether a block copies a buffer unchanged: a pad of width zero."""
-    store = schedule.get(schedule.get_sblock(name)).body
-    value = getattr(store, "value", None)
-    if not isinstance(value, TensorLoad):
+    store, load = schedule.get(schedule.get_sblock(name)).body, _find_copied(schedule, name)
+    if load is None or [int(d) for d in load.source.shape] != [int(d) for d in store.buffer.shape]:
         return False
-    same_shape = [int(d) for d in value.source.shape] == [int(d) for d in store.buffer.shape]
-    return same_shape and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))
+    return all(a.same_as(b) for a, b in zip(load.indices, store.indices, strict=True))
 
 
 def is_cut(schedule: Any, name: str) -> bool:
     """Say whether a block copies a part of a buffer: a slice or a gather."""
-    block = schedule.get(schedule.get_sblock(name))
-    value = getattr(block.body, "value", None)
-    if not isinstance(value, TensorLoad):
-        return False
-    return math.prod(int(v.dom.extent) for v in block.iter_vars) < math.prod(int(d) for d in value.source.shape)
+    block, load = schedule.get(schedule.get_sblock(name)), _find_copied(schedule, name)
+    steps = math.prod(int(v.dom.extent) for v in block.iter_vars)
+    return load is not None and steps < math.prod(int(d) for d in load.source.shape)
 
 
 def writes_once(schedule: Any, name: str) -> bool:

@@ -33,8 +33,11 @@ class GpuNorms:
 
     def read(self, schedule: Any) -> Norm | None:
         found = norm.read_norm(schedule)
+        if found is None:
+            return None
         # A mean pool's counts are spread over channels, which it does not reduce: no norm.
-        return found if found and found.run == _count_run(found) else None
+        run = math.prod(extent for at, extent in enumerate(found.extents) if at not in found.kept)
+        return found if found.run == run else None
 
     def options(self, facts: Norm, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         kept = [facts.extents[at] for at in facts.kept]
@@ -82,8 +85,7 @@ class GpuNorms:
         """Bind rows to blocks and each row to threads; compute everything before the result at a block's rows."""
         if facts.folded:
             schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        for name in facts.inlined:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, facts.inlined)
         left = []
         for name, sums in zip(facts.blocks, facts.sums, strict=True):
             if sums or plan["held"]:
@@ -122,11 +124,6 @@ class GpuNorms:
             _, high, low = schedule.split(schedule.fuse(*rows), [None, outer, inner])
             schedule.bind(high, "threadIdx.y")
             schedule.bind(low, "threadIdx.x")
-
-
-def _count_run(facts: Norm) -> int:
-    """Count the elements of the result that share one sum."""
-    return math.prod(extent for at, extent in enumerate(facts.extents) if at not in facts.kept)
 
 
 # Reductions of at least so many steps, with fewer results than the GPU has threads, are shared among threads.

@@ -155,8 +155,7 @@ class GpuTiles:
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile the block of the result, compute the contraction inside, stage its operands."""
         main = schedule.get_sblock(facts.main)
-        for name in facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, facts.between)
         # Indexed by the block's own loops, so that a tile stages its own elements. A pad is checked while staging.
         held = schedule.reindex(main, ("read", facts.data_at))
         schedule.set_scope(held, 0, "shared")
@@ -312,8 +311,7 @@ class GpuWinograd:
     def apply(self, schedule: Any, facts: JoinedWinograd, plan: Plan) -> None:
         """Give each transform a kernel before and after the one of the products, and unroll a tile's own loops."""
         pad, strips, tiles, _, lines, _ = (schedule.get_sblock(name) for name in facts.blocks)
-        for name in facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, facts.between)
         i, j, tile, channel = schedule.get_loops(tiles)
         thread = _bind(schedule, (tile, channel), (i, j))
         for block in (strips, pad):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tvm
-from tvm.ir.expr import TensorLoad
 from tvm.tirx import IndexMap
 
 from farm.search.cores import Core
 from farm.search.families import expressions
-from farm.search.families.facts import Contraction, is_sum
+from farm.search.families.facts import Contraction, is_moved, is_sum
 from farm.search.families.family import Plan, Prediction
 
 # Innermost loops shorter than this are not split among threads.
@@ -23,6 +22,8 @@ _LEAST_PARTED = 8
 # Additional stalled fraction of a stream where a tile's accumulators just hide the FMA latency, so that no step can
 # catch up (7x7x2048>512 on Zen 3: 1,797 us in tiles of 2 by four vectors, 1,482 us of 5 by two). Not measured on Arm.
 _NOT_CAUGHT_UP = 0.1
+# Errors by which TVM refuses a primitive; inlining a copy of every second element hits an internal error.
+_REFUSALS = (tvm.s_tir.ScheduleError, tvm.error.InternalError)
 # Chunks of a parallel loop per thread.
 _SHARES = 4
 
@@ -204,9 +205,10 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
-# Errors by which TVM refuses a primitive; inlining a copy of every second element hits an internal error.
-def _refusals() -> tuple[type[Exception], ...]:
-    return tvm.s_tir.ScheduleError, tvm.error.InternalError
+def inline_blocks(schedule: Any, names: Iterable[str]) -> None:
+    """Inline blocks; raises TVM's errors."""
+    for name in names:
+        schedule.compute_inline(schedule.get_sblock(name))
 
 
 def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
@@ -215,7 +217,7 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
     for name in names:
         try:
             schedule.compute_inline(schedule.get_sblock(name))
-        except _refusals():
+        except _REFUSALS:
             continue
         done.append(name)
     return tuple(done)
@@ -223,12 +225,11 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
 
 def fold(schedule: Any, name: str) -> bool:
     """Fold a block that only copies into its producer; say whether TVM could."""
-    block = schedule.get_sblock(name)
-    if not isinstance(schedule.get(block).body.value, TensorLoad):
+    if not is_moved(schedule, name):
         return False
     try:
-        schedule.reverse_compute_inline(block)
-    except _refusals():
+        schedule.reverse_compute_inline(schedule.get_sblock(name))
+    except _REFUSALS:
         return False
     return True
 

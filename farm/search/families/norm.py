@@ -80,8 +80,7 @@ class Norms:
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
         if facts.folded:
             schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        for name in facts.inlined:
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, facts.inlined)
         lanes = plan["lanes"]
         partials = {}
         for name, sums in zip(facts.blocks, facts.sums, strict=True):

@@ -112,8 +112,7 @@ class Reduce:
         return loops.predict_shares(shares, compute, far, core)
 
     def apply(self, schedule: Any, facts: Reduction, plan: Plan) -> None:
-        for name in (*facts.before, *facts.between):
-            schedule.compute_inline(schedule.get_sblock(name))
+        loops.inline_blocks(schedule, (*facts.before, *facts.between))
         if not plan["lanes"]:
             _sum_apart(schedule, facts, plan)
             return

@@ -24,7 +24,7 @@ from farm.search.families.dense import (
     step_cycles,
 )
 from farm.search.families.family import Plan, Prediction
-from farm.search.families.loops import divisors, wait_share
+from farm.search.families.loops import divisors, inline_blocks, wait_share
 from farm.search.graph import winograd
 
 _MOST_VECTORS = 6
@@ -234,8 +234,7 @@ class Winograd:
     def apply(self, schedule: Any, facts: WinogradFacts, plan: Plan) -> None:
         """Tile the result by rows of tiles, compute the steps inside, unroll each tile's own loops."""
         pad, strips, tiles, products, lines, _ = (schedule.get_sblock(name) for name in facts.blocks)
-        for name in facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        inline_blocks(schedule, facts.between)
         lanes, rows_first = plan["lanes"], plan["order"] == ROWS_OUTSIDE
         image, height, width, channel = schedule.get_loops(schedule.get_sblock(facts.last))
         group, line, y = schedule.split(height, [None, plan["unit"], facts.m])

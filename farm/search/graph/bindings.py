@@ -81,7 +81,7 @@ def is_empty(type_: Any) -> bool:
 def fold_batch_norm(graph: onnx.GraphProto) -> None:
     """Fold each BatchNormalization that alone reads a convolution's result into the convolution's weights.
 
-    All weights must be initializers of float32 or float16; the arithmetic is in float64.
+    All weights must be initializers of float32 or float16; the arithmetic is in float64. Unread weights are removed.
     """
     kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     weights = {i.name: i for i in graph.initializer if i.data_type in kinds}
@@ -123,6 +123,10 @@ def fold_batch_norm(graph: onnx.GraphProto) -> None:
         conv.output[0] = node.output[0]
     del graph.node[:]
     graph.node.extend(kept)
+    used = {name for node in kept for name in node.input} | {value.name for value in graph.output}
+    left = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(left)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
@@ -159,6 +163,18 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
         return tvm.transform.Sequential(tidy)(builder.get())
 
     return tvm.transform.module_pass(apply, opt_level=0, name=name)
+
+
+def mapping_pass(change: Callable[[Any], Any], name: str) -> Any:
+    """Make a module pass that changes every TIR function."""
+
+    def run(module: Any, _: Any) -> Any:
+        for variable, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                module.update_func(variable, change(function))
+        return module
+
+    return tvm.transform.module_pass(run, opt_level=0, name=name)
 
 
 def fold_empty() -> Any:

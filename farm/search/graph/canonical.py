@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range
@@ -95,14 +94,7 @@ _log = logging.getLogger(__name__)
 
 def canonicalise_all() -> Any:
     """Make a module pass that canonicalises every TIR function."""
-
-    def run(module: Any, _: Any) -> Any:
-        for variable, function in module.functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                module.update_func(variable, canonicalise(function))
-        return module
-
-    return tvm.transform.module_pass(run, opt_level=0, name="Canonicalise")
+    return bindings.mapping_pass(canonicalise, "Canonicalise")
 
 
 def canonicalise(function: Any) -> Any:
@@ -126,8 +118,7 @@ def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
 
 def _inline_empty_pads(schedule: Any) -> bool:
     names = [name for name in facts.list_blocks(schedule)[:-1] if facts.is_copy(schedule, name)]
-    for name in names:
-        schedule.compute_inline(schedule.get_sblock(name))
+    loops.inline_blocks(schedule, names)
     return bool(names)
 
 
@@ -145,8 +136,7 @@ def _join_pixels(schedule: Any) -> bool:
 
 def join_pixels(schedule: Any, found: Contraction) -> None:
     """Fuse the pixel loops of a contraction, which must come first, before one of channels (`is_in_order`)."""
-    for name in found.between:
-        schedule.compute_inline(schedule.get_sblock(name))
+    loops.inline_blocks(schedule, found.between)
     extents = [axis.extent for axis in found.pixels]
     count, sums = len(extents), [axis.at for axis in found.sums if axis.extent > 1] or [found.sums[-1].at]
     main = schedule.get_sblock(found.main)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
@@ -24,7 +23,7 @@ from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, Dense, step_cycl
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.family import Family, Unit
 from farm.search.families.gpu_tiles import GpuTiles
-from farm.search.families.loops import divisors, join_pixels_written
+from farm.search.families.loops import divisors, inline_blocks, join_pixels_written
 from farm.search.families.rule import Outlook
 from farm.search.gpus import TargetGpu
 from farm.search.graph import bindings, canonical
@@ -50,20 +49,15 @@ def pad_all(target: Any) -> Any:
 
     For a GPU pixels become one loop (`join`).
     """
+    known = dict(target.export())
+    core, is_gpu = find_core(known), gpus.is_gpu(known)
 
-    def run(module: Any, _: Any) -> Any:
-        known = dict(target.export())
-        core = find_core(known)
-        if core is None and not gpus.is_gpu(known):
-            return module
-        for variable, function in module.functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                module.update_func(
-                    variable, join(function, gpus.gpu_of(known)) if core is None else pad(function, core)
-                )
-        return module
+    def change(function: Any) -> Any:
+        if core is not None:
+            return pad(function, core)
+        return join(function, gpus.gpu_of(known)) if is_gpu else function
 
-    return tvm.transform.module_pass(run, opt_level=0, name="PadPixels")
+    return bindings.mapping_pass(change, "PadPixels")
 
 
 def join(function: Any, gpu: TargetGpu) -> Any:
@@ -143,8 +137,7 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     if len(found.pixels) > 1:
         canonical.join_pixels(schedule, found)
     else:
-        for name in found.between:
-            schedule.compute_inline(schedule.get_sblock(name))
+        inline_blocks(schedule, found.between)
     if wanted == area:
         return schedule.mod["main"]
     if found.last == found.main:
@@ -231,19 +224,12 @@ def count_cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence
     return min(found)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wide:
-    """A variable with more channels, in the last dimension, than the one that it replaces."""
-
-    variable: Any
-    channels: int
-
-
 class _Widening:
     def __init__(self, builder: Any, count: Callable[[int, int, Sequence[int]], int]) -> None:
         self._builder = builder
         self._count = count
-        self._wide: dict[Any, _Wide] = {}
+        # By variable, the one with more channels, in the last dimension, that replaces it.
+        self._wide: dict[Any, Any] = {}
         self._cut: set[Any] = set()
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
@@ -268,13 +254,12 @@ class _Widening:
         if variable not in self._wide or variable in self._cut:
             return
         self._cut.add(variable)
-        wide = self._wide[variable].variable
         shape = bindings.static_shape(variable.ty) or ()
-        value = relax.op.strided_slice(wide, [len(shape) - 1], [0], [shape[-1]])
+        value = relax.op.strided_slice(self._wide[variable], [len(shape) - 1], [0], [shape[-1]])
         out.append(relax.VarBinding(variable, value))
 
-    def _widen(self, binding: Any, out: list[Any]) -> _Wide | None:
-        """Return the call with more channels; None to keep it."""
+    def _widen(self, binding: Any, out: list[Any]) -> Any | None:
+        """Return the variable of the call with more channels; None to keep it."""
         call = binding.value
         name = getattr(call.op, "name", "")
         shape = bindings.static_shape(binding.var.ty)
@@ -285,22 +270,20 @@ class _Widening:
         elif name in _HARMLESS:
             made = self._elementwise(call, shape)
         elif name == "relax.mean" and call.args[0] in self._wide and self._is_spatial(call, len(shape)):
-            made = self._wide[call.args[0]].channels, lambda: _with(call, [self._wide[call.args[0]].variable])
+            made = _with(call, [self._wide[call.args[0]]])
         else:
             return None
         if made is None:
             return None
-        channels, make = made
-        new = self._builder.normalize(make())
-        bound = bindings.bind_before(binding, "wide", new, new.ty)
-        out.append(bound)
-        return _Wide(bound.var, channels)
+        new = self._builder.normalize(made)
+        out.append(bindings.bind_before(binding, "wide", new, new.ty))
+        return out[-1].var
 
     def _is_spatial(self, call: Any, rank: int) -> bool:
         axes = call.attrs.axis
         return bool(call.attrs.keepdims) and axes is not None and all(int(a) % rank != rank - 1 for a in axes)
 
-    def _contract(self, binding: Any, channels: int, out: list[Any]) -> tuple[int, Callable[[], Any]] | None:
+    def _contract(self, binding: Any, channels: int, out: list[Any]) -> Any | None:
         """Widen the output of a convolution or product with a constant weight, and its input where the data is wide."""
         call = binding.value
         data, weight = call.args
@@ -314,22 +297,20 @@ class _Widening:
         shape = bindings.static_shape(binding.var.ty) or (1,)
         wanted = self._count(channels, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
         source = self._wide.get(data)
-        if source is not None and source.channels > array.shape[-2] * (1 + _MOST_READ):
+        if source is not None and _channels(source) > array.shape[-2] * (1 + _MOST_READ):
             source = None
         if wanted == channels and source is None:
             return None
         more = [(0, 0)] * array.ndim
         more[-1] = (0, wanted - channels)
         if source is not None:
-            more[-2] = (0, source.channels - array.shape[-2])
-        if source is None:
+            more[-2] = (0, _channels(source) - array.shape[-2])
+        else:
             self._narrow(data, binding, out)
-        other = relax.const(np.pad(array, more), weight.ty.dtype)
-        operand = data if source is None else source.variable
-        return wanted, lambda: _with(call, [operand, other])
+        return _with(call, [data if source is None else source, relax.const(np.pad(array, more), weight.ty.dtype)])
 
-    def _elementwise(self, call: Any, shape: tuple[int, ...]) -> tuple[int, Callable[[], Any]] | None:
-        counts = {self._wide[a].channels for a in call.args if isinstance(a, relax.Var) and a in self._wide}
+    def _elementwise(self, call: Any, shape: tuple[int, ...]) -> Any | None:
+        counts = {_channels(self._wide[a]) for a in call.args if isinstance(a, relax.Var) and a in self._wide}
         if len(counts) != 1:
             return None
         channels = counts.pop()
@@ -337,7 +318,7 @@ class _Widening:
         for operand in call.args:
             own = bindings.static_shape(getattr(operand, "ty", None))
             if isinstance(operand, relax.Var) and operand in self._wide:
-                operands.append(self._wide[operand].variable)
+                operands.append(self._wide[operand])
             elif isinstance(operand, GenericConst):
                 array = operand.value.numpy()
                 if array.ndim and array.shape[-1] == shape[-1] != 1:
@@ -348,7 +329,11 @@ class _Widening:
                 operands.append(operand)
             else:
                 return None
-        return channels, lambda: _with(call, operands)
+        return _with(call, operands)
+
+
+def _channels(variable: Any) -> int:
+    return (bindings.static_shape(variable.ty) or ())[-1]
 
 
 def _with(call: Any, operands: Sequence[Any]) -> Any:

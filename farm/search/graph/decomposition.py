@@ -203,13 +203,11 @@ def _approximate_loops() -> Any:
             return constant(1) / (polynomial(call.args[0] * constant(-1), topi.fast_exp) + constant(1))
         return call
 
-    def run(module: Any, _: Any) -> Any:
-        for variable, function in module.functions_items():
-            if isinstance(function, tirx.PrimFunc) and function.attrs and recurrent_code.MARK in function.attrs:
-                module.update_func(variable, expressions.rewrite(function, (ir.Call, replace)))
-        return module
+    def change(function: Any) -> Any:
+        is_loop = function.attrs and recurrent_code.MARK in function.attrs
+        return expressions.rewrite(function, (ir.Call, replace)) if is_loop else function
 
-    return tvm.transform.module_pass(run, opt_level=0, name="ApproximateLoops")
+    return bindings.mapping_pass(change, "ApproximateLoops")
 
 
 def _invert(divisors: Any) -> Any | None:

@@ -235,91 +235,60 @@ def use_instruction(target: Any, choose_panel: ChoosePanel) -> Any:
     instruction = find_instruction(target)
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        return {} if instruction is None else _Using(builder, function, instruction, choose_panel).plan()
+        values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
+        others: dict[Any, Sequence[Any]] = {}
+        for variable, call in values.items():
+            found = None if instruction is None else _read(call, values, instruction)
+            if instruction is None or found is None:
+                continue
+            name, make, data, weights = found
+            at_once = instruction.at_once
+            panel = 0 if at_once == STEP else choose_panel(make(at_once))
+            # Private, since every public function is called main.
+            called = builder.add_func(make(at_once, panel).without_attr("global_symbol"), name)
+            call = relax.call_tir(called, (data, relax.const(pack(weights, panel), "int8")), call.ty)
+            others[variable] = [relax.VarBinding(variable, call)]
+        return others
 
     return bindings.rewriting_pass(run, "UseDots")
 
 
-class _Using:
-    """Rewrites the bindings of one function in order."""
+def _read(
+    call: Any, values: Mapping[Any, Any], instruction: Instruction
+) -> tuple[str, Callable[..., Any], Any, npt.NDArray[np.int8]] | None:
+    """Return the name of a byte product's function, what makes it, its data and its weights, or None.
 
-    def __init__(self, builder: Any, function: Any, instruction: Instruction, choose_panel: ChoosePanel) -> None:
-        self._builder = builder
-        self._choose_panel = choose_panel
-        self._instruction = instruction
-        self._bindings = bindings.list_bindings(function)
-        self._values = {binding.var: binding.value for binding in self._bindings}
-
-    def plan(self) -> Mapping[Any, Sequence[Any]]:
-        """Return the replacements of bindings."""
-        others: dict[Any, Sequence[Any]] = {}
-        for binding in self._bindings:
-            found = self._convolve(binding.value) or self._multiply(binding.value)
-            if found is not None:
-                name, function, data, weights = found
-                # Private, since every public function is called main.
-                called = self._builder.add_func(function.without_attr("global_symbol"), name)
-                call = relax.call_tir(called, (data, relax.const(weights, "int8")), binding.var.ty)
-                others[binding.var] = [relax.VarBinding(binding.var, call)]
-        return others
-
-    def _convolve(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
-        if not bindings.is_call(call, "relax.nn.conv2d") or not bindings.is_nhwc(call.attrs):
-            return None
-        operands = self._operands(call)
-        if operands is None:
-            return None
-        data, weights = operands
-        strides, dilation = [int(s) for s in call.attrs.strides], [int(d) for d in call.attrs.dilation]
-        top, left, bottom, right = (int(p) for p in call.attrs.padding)
-        fill = 0
-        before: Any = self._values.get(data)
-        if bindings.is_call(before, "relax.nn.pad") and not top + left + bottom + right:
-            widths = [int(w) for w in before.attrs.pad_width]
-            if before.attrs.pad_mode == "constant" and not any((*widths[:2], *widths[6:])):
-                top, bottom, left, right = widths[2:6]
-                data, fill = before.args[0], int(before.attrs.pad_value)
-        shape = bindings.static_shape(data.ty)
-        if shape is None:
-            return None
-        window = DotWindow(
-            (weights.shape[0], weights.shape[1]),
-            (strides[0], strides[1]),
-            (dilation[0], dilation[1]),
-            (top, left, bottom, right),
-            fill,
-        )
-        make = functools.partial(make_convolution, shape, self._instruction.data, weights.shape[3], window)
-        return "dots_conv2d", *self._make(make, weights, data)
-
-    def _multiply(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
-        operands = self._operands(call) if bindings.is_call(call, "relax.matmul") else None
-        if operands is None:
-            return None
-        data, weights = operands
+    Data have the right type; weights are constant and have enough channels for the shortest form.
+    """
+    convolves = bindings.is_call(call, "relax.nn.conv2d") and bindings.is_nhwc(call.attrs)
+    if not convolves and not bindings.is_call(call, "relax.matmul"):
+        return None
+    data, kernel = call.args[0], values.get(call.args[1], call.args[1])
+    if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [instruction.data, "int32"]:
+        return None
+    weights = kernel.value.numpy()
+    if weights.dtype != np.int8 or weights.shape[-1] % instruction.lanes[-1]:
+        return None
+    if weights.min(initial=0) < instruction.least:
+        return None
+    if not convolves:
         shape = bindings.static_shape(data.ty)
         if shape is None or len(shape) < 2 or weights.ndim != 2:
             return None
-        make = functools.partial(make_product, shape, self._instruction.data, weights.shape[1])
-        return "dots_matmul", *self._make(make, weights, data)
-
-    def _make(
-        self, make: Callable[..., Any], weights: npt.NDArray[np.int8], data: Any
-    ) -> tuple[Any, Any, npt.NDArray[np.int8]]:
-        """Return the function, its data, and its weights as packed for it."""
-        at_once = self._instruction.at_once
-        panel = 0 if at_once == STEP else self._choose_panel(make(at_once))
-        return make(at_once, panel), data, pack(weights, panel)
-
-    def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
-        """Return data of the right type and constant weights with enough channels for the shortest form, or None."""
-        data, kernel = call.args
-        kernel = self._values.get(kernel, kernel)
-        if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [
-            self._instruction.data,
-            "int32",
-        ]:
-            return None
-        weights = kernel.value.numpy()
-        fits = weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
-        return (data, weights) if fits and weights.min(initial=0) >= self._instruction.least else None
+        return "dots_matmul", functools.partial(make_product, shape, instruction.data, weights.shape[1]), data, weights
+    (height, width), (down, right_by), (dy, dx) = (
+        map(int, each) for each in (weights.shape[:2], call.attrs.strides, call.attrs.dilation)
+    )
+    top, left, bottom, right = (int(p) for p in call.attrs.padding)
+    fill, before = 0, values.get(data, data)
+    if bindings.is_call(before, "relax.nn.pad") and not top + left + bottom + right:
+        widths = [int(w) for w in before.attrs.pad_width]
+        if before.attrs.pad_mode == "constant" and not any((*widths[:2], *widths[6:])):
+            top, bottom, left, right = widths[2:6]
+            data, fill = before.args[0], int(before.attrs.pad_value)
+    shape = bindings.static_shape(data.ty)
+    if shape is None:
+        return None
+    window = DotWindow((height, width), (down, right_by), (dy, dx), (top, left, bottom, right), fill)
+    make = functools.partial(make_convolution, shape, instruction.data, weights.shape[3], window)
+    return "dots_conv2d", make, data, weights

@@ -53,7 +53,7 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [*(a.g for a in node.attribute if a.HasField("g")), *(g for a in node.attribute for g in a.graphs)]
 
 
-def list_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def list_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """Yield every node, including those of inner graphs."""
     for node in graph.node:
         yield node

@@ -9,7 +9,6 @@ does: LLVM would widen and round at every operation. Their inputs and outputs st
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -120,8 +119,33 @@ def halve(target: Any, weights: Weights) -> Any:
     """Make a module pass for a target (TVM's) that stores the constant weights of products in bfloat16."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        core = cores.core_of(dict(target.export()))
-        return _Halving(builder, core, everything=weights == BF16_ALL).plan(function)
+        core, module = cores.core_of(dict(target.export())), builder.get()
+
+        @functools.cache
+        def make(name: Any) -> tuple[Any, int] | None:
+            """Return the function with 16-bit weights, made once for all calls, and their place; None to keep it."""
+            at = find_weight(module[name])
+            if at is None:
+                return None
+            other = halve_function(module[name], at)
+            if weights != BF16_ALL and not gains(module[name], other, at, core):
+                return None
+            return builder.add_func(other, f"{PREFIX}{name.name_hint}"), at
+
+        others: dict[Any, Sequence[Any]] = {}
+        for binding in bindings.list_bindings(function):
+            is_called = bindings.is_call(binding.value, "relax.call_tir")
+            halved = make(binding.value.args[0]) if is_called else None
+            if halved is None:
+                continue
+            (name, at), arguments = halved, list(binding.value.args[1].fields)
+            weight = arguments[at]
+            rounded = round_weights(weight.value.numpy()) if isinstance(weight, GenericConst) else None
+            if rounded is not None:
+                arguments[at] = relax.const(rounded, DTYPE)
+                call = relax.call_tir(name, relax.Tuple(arguments), binding.var.ty)
+                others[binding.var] = [relax.VarBinding(binding.var, call)]
+        return others
 
     return bindings.rewriting_pass(run, "HalveWeights")
 
@@ -150,57 +174,12 @@ def count_bytes(module: Any) -> int:
     return sum(found.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Halved:
-    """A function's name in the module once its argument `at`, the weights, is 16-bit."""
-
-    name: Any
-    at: int
-
-
-class _Halving:
-    """Rewrites the bindings of one Relax function in order."""
-
-    def __init__(self, builder: Any, core: Core, *, everything: bool) -> None:
-        self._builder, self._core, self._everything = builder, core, everything
-        self._module = builder.get()
-        self._known: dict[Any, _Halved | None] = {}
-
-    def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
-        """Return the replacements of bindings."""
-        others: dict[Any, Sequence[Any]] = {}
-        for binding in bindings.list_bindings(function):
-            called = bindings.called_function(self._module, binding.value)
-            halved = self._halve(binding.value.args[0], called) if called is not None else None
-            if halved is None:
-                continue
-            arguments = list(binding.value.args[1].fields)
-            weight = arguments[halved.at]
-            rounded = round_weights(weight.value.numpy()) if isinstance(weight, GenericConst) else None
-            if rounded is not None:
-                arguments[halved.at] = relax.const(rounded, DTYPE)
-                call = relax.call_tir(halved.name, relax.Tuple(arguments), binding.var.ty)
-                others[binding.var] = [relax.VarBinding(binding.var, call)]
-        return others
-
-    def _halve(self, name: Any, function: Any) -> _Halved | None:
-        """Return the function with 16-bit weights, made once for all its calls; None to keep it."""
-        if name not in self._known:
-            self._known[name] = None
-            at = find_weight(function)
-            if at is not None:
-                other = halve_function(function, at)
-                if self._everything or gains(function, other, at, self._core):
-                    self._known[name] = _Halved(self._builder.add_func(other, f"{PREFIX}{name.name_hint}"), at)
-        return self._known[name]
-
-
 def find_weight(function: Any) -> int | None:
     """Find the parameter that is the float32 weight of a contraction with register tiles.
 
     The first parameter is data, which distinguishes such a workload from one in float16 (`is_halved`).
     """
-    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    schedule = bindings.schedule(function)
     found: facts.Contraction | None = Dense().read(schedule) or Grouped().read(schedule)
     if found is None or not found.weight_at or str(function.params[found.weight_at].dtype) != FLOAT32:
         return None

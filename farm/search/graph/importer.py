@@ -95,10 +95,8 @@ def _rewrite_for_tvm(
     if folding.is_needed(copy):
         copy, sized_by_values = folding.fold(copy, shapes)
 
-    graph = copy.graph
-    _drop_dropout(graph)
-    bindings.fold_batch_norm(graph)
-    _fold_constant_of_shape(graph)
+    _drop_dropout(copy.graph)
+    bindings.fold_batch_norm(copy.graph)
     return copy, sized_by_values
 
 
@@ -129,7 +127,7 @@ def _drop_dropout(graph: onnx.GraphProto) -> None:
             node.input[position] = renamed.get(name, name)
         # A third input, since opset 12, can enable training.
         training = [name for name in node.input[2:] if name and name not in off]
-        if not _is_standard(node, "Dropout") or training:
+        if node.op_type != "Dropout" or node.domain not in folding.STANDARD_DOMAINS or training:
             nodes.append(node)
             continue
         data, result = node.input[0], node.output[0]
@@ -156,33 +154,6 @@ def _is_false(attribute: onnx.AttributeProto) -> bool:
 def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = onnx.numpy_helper.to_array(tensor)
     return array
-
-
-def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in folding.STANDARD_DOMAINS
-
-
-def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
-    """Turn ConstantOfShape with a constant shape into an initializer, so that shapes are known early."""
-    known = {i.name: i for i in graph.initializer}
-    outputs = {value.name for value in graph.output}
-    nodes = []
-    for node in graph.node:
-        foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in known
-        if foldable and node.output[0] not in outputs:
-            shape = _value(known[node.input[0]])
-            values = [_value(a.t) for a in node.attribute if a.name == "value"]
-            value = values[0] if values else np.zeros(1, "float32")
-            array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)
-            graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
-        else:
-            nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-    used = folding.names_read(graph) | outputs
-    kept = [i for i in graph.initializer if i.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
 
 
 def _failed(error: Exception, misfit: str) -> UsageError:

@@ -93,7 +93,7 @@ def refuse(graph: onnx.GraphProto, sized_by_values: Container[str]) -> None:
     """Raise UsageError where the graph has text or an obstacle; name the first node of each kind."""
     text = onnx.TensorProto.STRING
     named = [v.name for v in graph.input if v.type.tensor_type.elem_type == text]
-    named += [i.name for i in graph.initializer if i.data_type == text]
+    named += [i.name for i in graph.initializer if i.data_type == text and i.name in names_read(graph)]
     if named:
         raise UsageError(
             f"TVM cannot import text: {', '.join(map(repr, named))}",

@@ -65,7 +65,7 @@ def find_operators(module: Any, target: Any) -> list[str]:
             continue
         if name.startswith(_PYTHON_ONLY):
             found.setdefault(name.removeprefix(_PYTHON_ONLY))
-    if any(_returns_shape(function) for function in _list_functions(lowered)):
+    if any(_returns_shape(function) for _, function in bindings.list_functions(lowered)):
         found.setdefault("shape (as an output of the model)")
     return list(found)
 
@@ -103,10 +103,6 @@ def _alone(call: Any) -> Any:
     return builder.get()
 
 
-def _list_functions(module: Any) -> list[Any]:
-    return [function for _, function in module.functions_items() if isinstance(function, relax.Function)]
-
-
 def _list_calls(module: Any) -> list[Any]:
     """List calls of TVM's operators and of external functions in order."""
     found: list[Any] = []
@@ -115,7 +111,7 @@ def _list_calls(module: Any) -> list[Any]:
         if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op | relax.ExternFunc):
             found.append(node)
 
-    for function in _list_functions(module):
+    for _, function in bindings.list_functions(module):
         relax.analysis.post_order_visit(function, visit)
     return found
 

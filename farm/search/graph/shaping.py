@@ -59,6 +59,15 @@ def _convert_reshape(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.const(tvm.runtime.empty(sizes, data.ty.dtype.dtype)) if 0 in sizes else None
 
 
+def _convert_constant_of_shape(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert ConstantOfShape of a constant shape to a constant, so that shapes are known early; None for others."""
+    shape, value = inputs[0], attributes.get("value")
+    if not isinstance(shape, GenericConst):
+        return None
+    array = np.zeros(1, "float32") if value is None else onnx.numpy_helper.to_array(value)
+    return relax.const(np.full(shape.value.numpy().tolist(), array.flat[0]), array.dtype.name)
+
+
 def _convert_space_to_depth(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Convert SpaceToDepth with the pixels of a block after their channel; None for the other order."""
     if attributes.get("mode") != b"CRD":
@@ -208,6 +217,7 @@ def _convert_bit_cast(inputs: Any, attributes: dict[str, Any]) -> Any:
 CONVERTERS = {
     "BitCast": _convert_bit_cast,
     "Col2Im": _convert_col2im,
+    "ConstantOfShape": _convert_constant_of_shape,
     "EyeLike": _convert_eye_like,
     "OneHot": _convert_one_hot,
     "Pad": _convert_pad,

@@ -45,7 +45,7 @@ _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
 
 def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
     """Return new random schedules; fewer where the space is exhausted."""
-    return take_new(history, count, _draws(history))
+    return take_new(history, count, (history.draw(index) for index in range(history.step, history.step + 2**20)))
 
 
 def draw_promising(history: TaskHistory, count: int, promising: Iterator[Genome] | None = None) -> list[Evaluated]:
@@ -80,10 +80,6 @@ def _draw_predicted(history: TaskHistory, count: int) -> list[Evaluated]:
         order.append(chosen)
     rest = history.space.ranked[_LOOKED_AT_FIRST:]
     return take_new(history, count, ((genome, 0) for genome in [*order, *rest]))
-
-
-def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
-    yield from (history.draw(index) for index in range(history.step, history.step + 2**20))
 
 
 def list_new(history: TaskHistory, count: int) -> list[Evaluated]:
