@@ -242,7 +242,13 @@ _ORDERS = {
 
 def _make_order(kind: health.Kind) -> Callable[..., None]:
     def order(names: options.Boards, reason: Reason = "") -> None:
-        _order(kind, names, reason)
+        # For each board, or for none where one of them refuses it.
+        with options.open_store() as store:
+            decide = health.decide_by(health.Observation(kind, reason))
+            results = store.boards.observe_several(list(dict.fromkeys(names)), str(kind), machine.name_user(), decide)
+        for name, result in results.items():
+            said = f"; {result.reason}" if result.reason else " already"
+            output.stdout.print(f"{name}: {result.standing.health}{said}")
 
     return output.command(order)
 
@@ -278,18 +284,6 @@ def _note_age(boards: list[documents.BoardInfo]) -> None:
     known = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
     if known and not SERVICES.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
-
-
-def _order(kind: health.Kind, names: list[str], reason: str) -> None:
-    """Give an order for each board, or for none where one of them refuses it; print the result."""
-    with options.open_store() as store:
-        chosen = list(dict.fromkeys(names))
-        results = store.boards.observe_several(
-            chosen, str(kind), machine.name_user(), health.decide_by(health.Observation(kind, reason))
-        )
-    for name, result in results.items():
-        said = f"; {result.reason}" if result.reason else " already"
-        output.stdout.print(f"{name}: {result.standing.health}{said}")
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:

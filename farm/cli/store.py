@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,15 +64,14 @@ def prune(
         farm_backup.shrink(settings.home_path)
     with options.open_store(settings) as store:
         size, free = store.pruning.fetch_room()
-    yield _to_document(plan, gone) | {"store_bytes": size, "free_bytes": free}
+    campaigns = [dataclasses.asdict(each) for each in plan.campaigns]
+    yield {
+        "trials": plan.trials, "bytes": plan.bytes, "deleted": gone, "campaigns": campaigns, "store_bytes": size,
+        "free_bytes": free,
+    }  # fmt: skip
     _print(plan, dry_run)
     left = "" if not free else f", of which {format_bytes(free)} are free for what comes: --shrink gives them back"
     output.stderr.print(f"the store takes {format_bytes(size)}{left}", markup=False, soft_wrap=True)
-
-
-def _to_document(plan: pruning.PruningPlan, gone: int) -> dict[str, Any]:
-    campaigns = [dataclasses.asdict(each) for each in plan.campaigns]
-    return {"trials": plan.trials, "bytes": plan.bytes, "deleted": gone, "campaigns": campaigns}
 
 
 def _print(plan: pruning.PruningPlan, dry_run: bool) -> None:

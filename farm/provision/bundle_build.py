@@ -215,15 +215,10 @@ class BundleCache:
             except UsageError as error:
                 self._note(f"making {path.name} anew: {error.message}")
         bundle = build_bundle(recipe, path, self._note)
-        self._drop_old(path)
+        for older in self._folder.glob(f"{path.name.rsplit('-', 1)[0]}-*.tar"):  # of the same kind
+            if older != path:
+                older.unlink(missing_ok=True)
         return bundle
-
-    def _drop_old(self, newest: Path) -> None:
-        """Remove older bundles of the same kind."""
-        kind = newest.name.rsplit("-", 1)[0]
-        for path in self._folder.glob(f"{kind}-*.tar"):
-            if path != newest:
-                path.unlink(missing_ok=True)
 
 
 def _make_recipe(arch: str, pythons: Sequence[str]) -> BundleRecipe:

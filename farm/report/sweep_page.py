@@ -80,7 +80,11 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         rails=[(each, rails) for each in series if (rails := sweep_rows.choose_rails(each, _MOST_RAILS))],
         rail_count=len(sweep_rows.list_rails(document)),
         most_rails=_MOST_RAILS,
-        anchors={each["anchor"] for each in series if any(_is_anchor(each, row) for row in each["rows"])},
+        anchors={
+            each["anchor"]
+            for each in series
+            if any(row["key"] == each["anchor"] and row["visits"] > 1 for row in each["rows"])
+        },
         goal=sweep_rows.describe_goal(document["goal"]),
         watt=units.WATT,
         csv=CSV,
@@ -93,10 +97,6 @@ def _subtitle(document: Document) -> str:
     points = f"{grid['measured']} of {grid['points']} operating points measured"
     word = "board" if len(names) == 1 else "boards"
     return f"Sweep {document['sweep']} · {word} {', '.join(names)} · {points} · started {when}, took {took}"
-
-
-def _is_anchor(series: Series, row: Row) -> bool:
-    return bool(row["key"] == series["anchor"] and row["visits"] > 1)
 
 
 def _choose_rows(series: Series) -> list[Row]:
@@ -132,18 +132,14 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 
 def write_csv(document: Document) -> str:
     """Return the CSV with a heading line; predictions are marked."""
-    rails, clocks = sweep_rows.list_rails(document), _list_clocks(document)
+    rails, rows = sweep_rows.list_rails(document), [row for series in document["series"] for row in series["rows"]]
+    clocks = list(dict.fromkeys(domain["name"] for row in rows for domain in row["domains"]))
     lines = [_line(document, series, row, clocks, rails) for series in document["series"] for row in series["rows"]]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(lines[0]) if lines else ["sweep"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
-
-
-def _list_clocks(document: Document) -> list[str]:
-    rows = (row for series in document["series"] for row in series["rows"])
-    return list(dict.fromkeys(domain["name"] for row in rows for domain in row["domains"]))
 
 
 def _line(document: Document, series: Series, row: Row, clocks: list[str], rails: list[str]) -> dict[str, Any]:

@@ -144,7 +144,8 @@ class Powering:
     ) -> None:
         """Cycle boards that hang; remove them from `past`. `refused` boards are up and refuse our login."""
         now = time.monotonic()
-        self._note_reach(rows, reachable, now)
+        lost = {row.name for row in rows} - set(reachable)
+        self._lost_since = {name: self._lost_since.get(name, now) for name in lost}
         own = [row for row in rows if can_switch(row.power, "cycle") and row.name not in self.busy]
         if not own:
             return
@@ -179,10 +180,6 @@ class Powering:
         """Finish cycles in progress: a board is not left switched off. Blocks for a command or two."""
         self._ending.set()
         self._pool.shutdown(cancel_futures=True)
-
-    def _note_reach(self, rows: Sequence[BoardInfo], reachable: Collection[str], now: float) -> None:
-        lost = {row.name for row in rows} - set(reachable)
-        self._lost_since = {name: self._lost_since.get(name, now) for name in lost}
 
     def _begin(self, name: str, commands: PowerCommands) -> None:
         owner = f"power@{socket.gethostname()} pid {os.getpid()}"

@@ -52,16 +52,13 @@ class Figures:
         while not self._ended.is_set():
             try:
                 with Store(self._settings.store_location) as store:
-                    self._ask_until_it_fails(store)
+                    while not self._ended.is_set():
+                        began = time.monotonic()
+                        self._sums = observe(store, self._settings, self._metrics, self._sums)
+                        self._ended.wait(max(self._period_s, (time.monotonic() - began) / _SHARE))
             except (FarmError, OSError) as error:  # the store is busy or unreachable: next time
                 _log.warning("figures for Prometheus: %s", error)
             self._ended.wait(self._period_s)
-
-    def _ask_until_it_fails(self, store: Store) -> None:
-        while not self._ended.is_set():
-            began = time.monotonic()
-            self._sums = observe(store, self._settings, self._metrics, self._sums)
-            self._ended.wait(max(self._period_s, (time.monotonic() - began) / _SHARE))
 
 
 def observe(
