@@ -165,16 +165,14 @@ class PointMeasurement:
 
 
 @dataclasses.dataclass(frozen=True)
-class PointEstimate:
-    """The best estimate of a point: a measured one's own visits joined with the fit of its neighbours, else the fit's.
-
-    By visits alone the luckiest point would always win. Without a measurement it is always to be shown as a prediction.
-    """
+class PointPrediction:
+    """The fit's expectation for a point without a measurement. Always to be shown as a prediction."""
 
     key: str
     latency: Estimate
     power: Estimate | None = None
     energy: Estimate | None = None
+    predicted: ClassVar[bool] = True
 
 
 class Objective(StrEnum):

@@ -14,10 +14,11 @@ from farm.cli import sweep_report
 from farm.cli.options import read_goal
 from farm.errors import UsageError
 from farm.points.grid import GridRequest, plan_grid
-from farm.points.values import Estimate, Goal, Objective, PointEstimate, PointMeasurement
+from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.export.chosen import ExportForm
+from farm.sweep.fit.analysis import Combined
 from farm.sweep.fit.pick import _explain
 
 HZ = (600_000_000, 1_200_000_000)
@@ -132,8 +133,8 @@ def test_an_export_may_ask_otherwise_this_once(home: pathlib.Path, capsys: pytes
 def test_where_nothing_fits_each_limit_has_its_own_nearest_point() -> None:
     """The clocks beside the least power are those of the most frugal point, not of the fastest one."""
     points = {
-        SLOW: PointEstimate(SLOW, estimate(0.030), estimate(2.0), estimate(0.06)),
-        FAST: PointEstimate(FAST, estimate(0.015), estimate(7.0), estimate(0.105)),
+        SLOW: Combined(SLOW, estimate(0.030), estimate(2.0), estimate(0.06)),
+        FAST: Combined(FAST, estimate(0.015), estimate(7.0), estimate(0.105)),
     }
     told = _explain(points, Goal(deadline_s=0.01, max_power_w=1.0))
     assert f"the fastest takes 15 ms ({FAST}), the most frugal draws 2 W ({SLOW})" in told

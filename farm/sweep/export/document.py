@@ -13,10 +13,10 @@ from typing import Any
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
-from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointEstimate, PointMeasurement
+from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.fit.analysis import Analysis, MeasuredPoint
+from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, PlannerSettings, find_void
@@ -129,7 +129,7 @@ def _make_series(
 
 def _make_row(
     analysis: Analysis,
-    combined: Mapping[str, PointEstimate],
+    combined: Mapping[str, Combined],
     row: int,
     front: Sequence[str],
     visits: Sequence[PointMeasurement],

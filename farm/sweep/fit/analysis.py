@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import scipy.special
 
-from farm.points.values import Z95, Estimate, Grid, PointEstimate, PointMeasurement
+from farm.points.values import Z95, Estimate, Grid, PointMeasurement, PointPrediction
 from farm.sweep.fit import drift as drifts
 from farm.sweep.fit.drift import Drift
 from farm.sweep.fit.model import ClockModel, Data, fit_model
@@ -43,6 +43,19 @@ class MeasuredPoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Combined:
+    """The best estimate of a measured point: its own visits joined with the fit of its neighbours.
+
+    By visits alone the luckiest point would always win.
+    """
+
+    key: str
+    latency: Estimate
+    power: Estimate | None
+    energy: Estimate | None
+
+
+@dataclasses.dataclass(frozen=True)
 class BoardDrift:
     """One board's drift; `offset` is its latency relative to the first board's at the anchor."""
 
@@ -69,24 +82,24 @@ class Analysis:
     def has_power(self) -> bool:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
-    def combine(self) -> dict[str, PointEstimate]:
+    def combine(self) -> dict[str, Combined]:
         """Return the best estimate of every measured point, by key; without a fit, and in large grids, its visits'."""
         if self.model is None or len(self.measured) > MAX_FITTED:
-            return {key: PointEstimate(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
+            return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
         return {
-            point.key: PointEstimate(point.key, *self._estimate(row))
+            point.key: Combined(point.key, *self._estimate(row))
             for row, point in enumerate(self.grid.points)
             if point.key in self.measured
         }
 
-    def predict(self, row: int) -> PointEstimate | None:
+    def predict(self, row: int) -> PointPrediction | None:
         """Predict a grid row; None before a fit."""
         if self.model is None:
             return None
         # The residual's roughness is known from a few points only: Student's t instead of the normal.
         freedom = max(len(self.measured) - _FITTED, _LEAST_FREEDOM)
         wider = float(scipy.special.stdtrit(freedom, 0.975)) / Z95
-        return PointEstimate(self.grid.points[row].key, *self._estimate(row, wider))
+        return PointPrediction(self.grid.points[row].key, *self._estimate(row, wider))
 
     def _estimate(self, row: int, wider: float = 1.0) -> tuple[Estimate, Estimate | None, Estimate | None]:
         """Return the fit's latency, power and energy, with intervals `wider` than normal ones."""

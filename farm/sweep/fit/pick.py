@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from farm.errors import UsageError
-from farm.points.values import Estimate, Goal, Objective, PointEstimate
-from farm.sweep.fit.analysis import Analysis, MeasuredPoint
+from farm.points.values import Estimate, Goal, Objective
+from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 
 # Draws behind a confidence; its own error is then below 2 %.
 _DRAWS = 1000
@@ -27,7 +27,7 @@ class PickedPoint:
     """
 
     point: MeasuredPoint
-    figures: PointEstimate
+    figures: Combined
     objective: Estimate
     slower: float
     saves: float | None
@@ -84,7 +84,7 @@ def require_power(has_power: bool, goal: Goal) -> None:
         )
 
 
-def keeps_limits(point: MeasuredPoint, figures: PointEstimate, goal: Goal) -> bool:
+def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     """Whether the upper ends of its intervals keep deadline and power limit."""
     if goal.deadline_s is not None:
         latest = figures.latency.high
@@ -95,7 +95,7 @@ def keeps_limits(point: MeasuredPoint, figures: PointEstimate, goal: Goal) -> bo
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
 
-def _choose(point: MeasuredPoint, combined: PointEstimate, fastest: PointEstimate, goal: Goal) -> PickedPoint:
+def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> PickedPoint:
     latency, power, energy = combined.latency, combined.power, combined.energy
     objective: Estimate
     if goal.objective is Objective.LATENCY or power is None or energy is None:
@@ -109,7 +109,7 @@ def _choose(point: MeasuredPoint, combined: PointEstimate, fastest: PointEstimat
     return PickedPoint(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
 
 
-def _explain(combined: Mapping[str, PointEstimate], goal: Goal) -> str:
+def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
     """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
     if goal.deadline_s is not None:

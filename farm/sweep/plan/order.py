@@ -1,8 +1,7 @@
-"""A user's order of a sweep: model, clocks to vary, measurement. Pure; stored with the sweep, so that it can be
-resumed.
+"""A user's order of a sweep: model, clocks to vary, measurement; stored with the sweep, so that it can be resumed.
 
-Frequencies stay as typed until a board reports its tables. Before one is taken, `preview` says what the order comes to;
-the board itself decides on its grid (`farm.sweep.run.session`).
+Frequencies stay as typed until a board reports its tables. Before one is taken, `preview` plans the whole; the board
+itself decides on its grid (`farm.sweep.run.session`).
 """
 
 from __future__ import annotations
