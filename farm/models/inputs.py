@@ -15,7 +15,7 @@ import onnx
 
 from farm.errors import UsageError
 from farm.models import shape_hints
-from farm.search.graph.folding import list_nodes
+from farm.search.graph import folding
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def find_rows(model: onnx.ModelProto) -> dict[str, int]:
 
     An index is valid from 0 to rows - 1. Tables of unknown shape are ignored.
     """
-    nodes = list(list_nodes(model.graph))
+    nodes = list(folding.list_nodes(model.graph))
     if not any(node.op_type in _LOOKUPS for node in nodes):
         return {}
     sources = {out: node.input[0] for node in nodes if node.op_type in _PASSING and node.input for out in node.output}
@@ -333,8 +333,6 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 )
-# Larger tensors do not determine shapes.
-_MOST_SHAPE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,21 +385,9 @@ def _count_bytes(tensor: onnx.TensorProto) -> int:
 
 def _find_outputs(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
     """Return the outputs by ONNX's inference, else as declared."""
-    bare = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
-    bare.opset_import.extend(model.opset_import)
-    graph, shapes = bare.graph, {spec.name: spec.static_shape for spec in inputs}
-    graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
-    # Weights as inputs need no data, possibly gigabytes.
-    large = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) > _MOST_SHAPE]
-    graph.initializer.extend(t for t in model.graph.initializer if math.prod(t.dims) <= _MOST_SHAPE)
-    graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large)
-    for value in model.graph.input:
-        if value.name in shapes:
-            kind = value.type.tensor_type.elem_type
-            graph.input.append(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
-    for value in model.graph.output:
-        graph.output.append(onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None))
+    bare = folding.drop_weights(model, {spec.name: spec.static_shape for spec in inputs})
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
     try:
         found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph.output
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):

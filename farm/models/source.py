@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
@@ -22,7 +22,7 @@ from farm.errors import UnavailableError, UsageError
 from farm.models import exported, trained, zoo
 from farm.models.inputs import read_inputs
 from farm.models.tflite import conversion
-from farm.search.graph.folding import list_nodes
+from farm.search.graph.folding import bodies, list_nodes
 
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1
@@ -204,27 +204,17 @@ def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield all tensors with values, including those of subgraphs and the model's functions."""
-    yield from _tensors_of_graph(model.graph)
-    for function in model.functions:
-        yield from _tensors_of_nodes(function.node)
-
-
-def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _tensors_of_nodes(graph.node)
-
-
-def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    nodes = [node for owner in (model.graph, *model.functions) for node in list_nodes(owner)]
+    sparse = []
+    for graph in (model.graph, *(body for node in nodes for body in bodies(node))):
+        yield from graph.initializer
+        sparse += graph.sparse_initializer
     for attribute in (each for node in nodes for each in node.attribute):
         yield from attribute.tensors
         if attribute.HasField("t"):
             yield attribute.t
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        for graph in (attribute.g, *attribute.graphs):
-            yield from _tensors_of_graph(graph)
+        sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+    yield from (part for each in sparse for part in (each.values, each.indices))
 
 
 def _not_found(path: pathlib.Path, typed: str) -> UsageError:

@@ -134,7 +134,7 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     Also return the nodes, by first output, whose result sizes depend on values. Raises UsageError where it takes too
     much memory or time.
     """
-    bare = _without_weights(model, shapes)
+    bare = drop_weights(model, shapes)
     limits = confined.ConfinedLimits(_MEMORY_BYTES, _TIMEOUT_S)
     left = {value.name for value in bare.graph.input}
     answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", limits)
@@ -152,7 +152,7 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
 
 def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple[int, ...]]]) -> int | None:
     """Return the index of the first choice of shapes with which every node can compute, as far as ONNX can tell."""
-    bare = _without_weights(model, candidates[0])
+    bare = drop_weights(model, candidates[0])
     bare.metadata_props.add(key="candidates", value=json.dumps(list(map(dict, candidates))))
     limits = confined.ConfinedLimits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
     answer = confined.call(f"{_CHILD}:find_fitting", bare.SerializeToString(), "no shapes were found", limits)
@@ -165,7 +165,8 @@ def _frame(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onn
     frame = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
     frame.opset_import.extend(model.opset_import)
     frame.graph.name = model.graph.name
-    frame.graph.input.extend(model.graph.input)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    frame.graph.input.extend(value for value in model.graph.input if value.name not in weights)
     for value in frame.graph.input:
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
@@ -175,8 +176,8 @@ def _frame(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onn
     return frame
 
 
-def _without_weights(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """Turn the large weights, possibly gigabytes, into inputs."""
+def drop_weights(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """Return the model with these input shapes, and its large weights, possibly gigabytes, as inputs."""
     bare = _frame(model, shapes)
     bare.graph.node.extend(node for node in model.graph.node if _large_constant(node) is None)
     for tensor in _weights(model.graph):
