@@ -49,7 +49,6 @@ def measure(options: Any) -> dict[str, Any]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     engine_module.searches.Searches = campaign_memory.Searches
-    first = Firsts()
     with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(pathlib.Path(home) / "farm.db") as store:
         for index in range(options.boards):
             name = f"nano-{index + 1}"
@@ -71,7 +70,7 @@ def measure(options: Any) -> dict[str, Any]:
                 engine = engine_module.CampaignEngine(
                     settings, store, held, campaign_memory.Compilers(), lambda text: None
                 )
-                measure = held.measure
+                first, measure = Firsts(), held.measure
                 held.measure = lambda *about: first.follow(about[0], measure(*about))  # type: ignore[method-assign]
                 deadline = time.monotonic() + 900.0
                 engine.run(lambda: first.trials >= options.trials or time.monotonic() > deadline)

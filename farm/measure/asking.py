@@ -25,7 +25,7 @@ FENCE_TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 16
 _MAX_TEXT = 200
 # A tracker tells of all its agents at once: a thousand boards that are opened together would ask a thousand times.
-_KNOWN_S = 1.0
+_KNOWN_S = 5.0
 _agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 

@@ -24,6 +24,8 @@ from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0
+# It reads all boards: the next look comes after this many times as long as one took.
+_REST = 10.0
 # Starting services and agents need seconds to connect; before that, a missing board need not be off.
 _CONNECTING_S = 20.0
 # Boards whose absence is explained; a rack has dozens.
@@ -57,7 +59,6 @@ class Roster:
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + _LOOK_S
         asked: list[BoardsAsked] = []
         under_way = [each.order for each in actives if each.campaign.status is not Status.PAUSED]
         host = self._boards.want_host(any(each.is_host for order in under_way for each in order.types))
@@ -77,6 +78,7 @@ class Roster:
         self._boards.want(asked)
         self._need({name for each in asked for name in each.boards} - {host})
         self._regroup({order.boards for order in under_way if order.boards})
+        self._look_at = now + max(_LOOK_S, _REST * (time.monotonic() - now))
 
     def arrive(self, report: boards.Arrived) -> None:
         self._here[report.board] = report
