@@ -7,6 +7,7 @@ One loop on one thread owns all state. It polls boards, builds, searches and ver
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -181,6 +182,8 @@ class CampaignEngine:
         job.outcome, job.held_s = Outcome(result.status, result.message, started_at=time.time()), None
         if result.status is Status.OK:
             job.library, job.sha256 = result.library, result.sha256
+            # Thousands of built candidates may wait for boards: they need their modules no more.
+            job.candidate = dataclasses.replace(job.candidate, module_json="")
         elif side is not FaultSide.CANDIDATE:
             self._store.trials.add(self._to_trial(job, job.outcome))
         events.built(self.fleet, job.number, side)
