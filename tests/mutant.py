@@ -24,9 +24,6 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     # Leases and claims
-    "a lapsed lease is renewed": Mutant(
-        "store/leases.py", ".where(chosen, ~now.find_lapsed(table))", ".where(chosen)", None
-    ),
     "a lease is not renewed": Mutant(
         "crew/leased_board.py",
         "store.leases.renew_all(list(leases.values()), watched)",
@@ -42,36 +39,33 @@ MUTANTS = {
         "False:",
         None,
     ),
-    "a leased board is leased again": Mutant("store/leases.py", "    if standing.leased:", "    if False:", None),
     "an agent is not fenced": Mutant(
         "measure/asking.py",
         "    if claim is None:\n        return None\n    address",
         "    return None\n    address",
         None,
     ),
-    "a session claims no lease": Mutant(
-        "measure/session.py", "            await self._claim_board(claim)\n", "            pass\n", None
-    ),
     # Boards
     "clocks are taken for pinned": Mutant(
         "crew/held_board.py", "if point == self._pinned:", "if self._pinned is not None:", 0
     ),
-    "a session that failed stays open": Mutant(
-        "crew/held_board.py",
-        "        except BaseException:\n            await self.aclose()\n            raise\n",
-        "        except BaseException:\n            raise\n",
-        None,
-    ),
-    "a board that was given up is to blame": Mutant(
-        "crew/blame.py", "and not self._site.confirm():", "and False:", None
-    ),
-    "a board that left keeps its work": Mutant(
+    "an engine that ends keeps its boards": Mutant(
         "campaign/engine/board_keeping.py",
-        "        if held.arrived:\n            self._events.append(Left(",
-        "        if False:\n            self._events.append(Left(",
+        "            self._give_back(held)\n        self._held",
+        "            pass\n        self._held",
         None,
+    ),
+    "an agent takes an earlier lease": Mutant(
+        "../device_agent/listener/fencing.py", "claim.token < latest.token:", "False:", None
     ),
     # The scheduler
+    "a board that left gets work": Mutant("campaign/scheduler/events.py", "    fleet.take_board(board)\n", "", None),
+    "an exhausted search is asked for ever": Mutant(
+        "campaign/scheduler/events.py",
+        "    if (exhausted or not candidates) and not task.ended:",
+        "    if False:",
+        None,
+    ),
     "a budget is exceeded by one": Mutant(
         "campaign/scheduler/scheduler.py",
         "campaign.counted >= budget.trials:",
@@ -94,11 +88,20 @@ MUTANTS = {
         "campaign/scheduler/fleet.py", "        campaign.open -= count\n        self.may", "        self.may", 0
     ),
     # The engine, resume and verification
+    "a resumed campaign has a new budget": Mutant(
+        "campaign/engine/resume.py", "        campaign.counted += 1\n", "", None
+    ),
+    "a candidate is timed unchecked": Mutant(
+        "campaign/verify/task.py",
+        "return bool(self.programs) and all(self.programs[name].settled for name in self._live())",
+        "return bool(self.programs)",
+        None,
+    ),
     "known candidates are not recalled": Mutant(
         "campaign/engine/orders.py",
         "        return [(each.candidate, each.trace_json, each.median_s) for each in known]",
         "        return []",
-        None,
+        7,
     ),
     "a restarted search forgets what is under way": Mutant(
         "campaign/engine/orders.py",
@@ -126,7 +129,7 @@ MUTANTS = {
 
 def apply(mutant: Mutant) -> None:
     """Change the line for all imports of this process."""
-    changed = str(ROOT / "farm" / mutant.path)
+    changed = str((ROOT / "farm" / mutant.path).resolve())
     source = pathlib.Path(changed).read_text()
     assert source.count(mutant.old) == 1, f"{source.count(mutant.old)} times in {changed}: {mutant.old}"
     read = importlib.machinery.SourceFileLoader.get_data

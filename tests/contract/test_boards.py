@@ -11,13 +11,11 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import InternalError, TransientError, UsageError
-from farm.settings import StoreLocation
 from farm.store import Store, boards, parse_transport
 from farm.store.standing import find_cause
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, State, Trial, Virtual
 from tests.board_rows import make_quarantine
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
-from tests.places import execute
 from tests.stored_workloads import make_workload
 
 
@@ -83,8 +81,8 @@ def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
     assert store.boards.fetch() == []
 
 
-def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLocation) -> None:
-    """Also where an older version wrote it and services missed it since; one that an operator registered is not."""
+def test_a_board_that_a_command_wrote_is_on_demand(store: Store) -> None:
+    """Also where services missed it since; one that an operator registered is not."""
     store.boards.save(Board("vm", "local", False, {}))
     store.boards.register("desk", "local", Direct())
     store.boards.observe("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), HealthLimits()))
@@ -96,7 +94,6 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLoc
         assert store.boards.require("vm").state == "idle"
         assert parse_transport(store.boards.require("desk").transport) == Direct()
         assert store.boards.require("desk").state == "offline"
-        execute(place, 'UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
 def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
