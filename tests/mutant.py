@@ -53,18 +53,18 @@ MUTANTS = {
         "campaign/engine/board_keeping.py",
         "            self._give_back(held)\n        self._held",
         "            pass\n        self._held",
-        None,
+        11,
     ),
     "an agent takes an earlier lease": Mutant(
         "../device_agent/listener/fencing.py", "claim.token < latest.token:", "False:", None
     ),
     # The scheduler
-    "a board that left gets work": Mutant("campaign/scheduler/events.py", "    fleet.take_board(board)\n", "", None),
+    "a board that left gets work": Mutant("campaign/scheduler/events.py", "    fleet.take_board(board)\n", "", 3),
     "an exhausted search is asked for ever": Mutant(
         "campaign/scheduler/events.py",
         "    if (exhausted or not candidates) and not task.ended:",
         "    if False:",
-        None,
+        90,
     ),
     "a budget is exceeded by one": Mutant(
         "campaign/scheduler/scheduler.py",
@@ -107,7 +107,7 @@ MUTANTS = {
         "campaign/engine/orders.py",
         "            under_way = [(each.hash, each.trace_json) for each in candidates]",
         "            under_way = []",
-        2,
+        0,
     ),
     "requests of a dead search are lost": Mutant(
         "campaign/engine/searches.py", "            self._again += asked\n", "            pass\n", 0
