@@ -604,6 +604,21 @@ def test_what_a_board_answered_before_it_went_counts(store: Store) -> None:
     assert "nano-1" not in {getattr(each, "board", "") for each in rack.step(verification)}
 
 
+def test_boards_that_go_together_get_nothing_more(store: Store) -> None:
+    """None of them is asked for anything while it is still taken for one that is here."""
+    rack = Rack(store, make_order(), FOUR)
+    verification = rack.open(rack.search("vision", FOUR))
+    while {type(queue[0]) for queue in rack.queues.values() if queue} != {MeasureAsked}:
+        rack.drive(verification, rack.answers + 1)
+    for request in [*rack.queues["nano-1"], *rack.queues["nano-2"]]:
+        rack.answer(verification, request)
+    measure, lent = rack.work.measure, []
+    rack.work.measure = lambda board, *about: (lent.append(board in verification.boards), measure(board, *about))[1]
+    verification.take("nano-1", "nano-2")
+    assert lent
+    assert not any(lent)
+
+
 @pytest.mark.parametrize("status", [Status.THROTTLED, Status.BOARD_LOST, Status.FARM_ERROR])
 def test_faults_that_are_no_candidates_repeat_the_round(store: Store, status: Status) -> None:
     """Every fifth answer of one board is a fault: its rounds are repeated, and the winner is the same."""

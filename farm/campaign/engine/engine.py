@@ -146,25 +146,25 @@ class CampaignEngine:
         """Report to the scheduler what happened since the last call."""
         fleet = self.fleet
         fleet.now_s = time.monotonic()
-        self._verifying.poll()
         self._roster.want(self.active.values())
         for name, priority in self._boards.priorities().items():
             if name in fleet.campaigns and fleet.campaigns[name].priority != priority:
                 events.change_priority(fleet, name, priority)
         reports = self._boards.poll()
         self._compilers.poll()
+        self._verifying.poll()
         while self._ended:
             of, ended = self._ended.popleft()
             if isinstance(of, Job):
                 self._on_built(of, ended.result())
             elif self._measuring.pop(of.number, None) is not None and not ended.cancelled():
                 self._on_measured(of, ended.result())
+        # Together: a check that goes on must find none of them.
+        self._verifying.take([report.board for report in reports if not isinstance(report, boards.Arrived)])
         for report in reports:
             if isinstance(report, boards.Arrived):
                 self._roster.arrive(report)
-                continue
-            self._verifying.take(report.board)
-            if isinstance(report, boards.Left):
+            elif isinstance(report, boards.Left):
                 self._roster.leave(report)
             else:
                 self._roster.yields(report.board)

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -131,13 +130,8 @@ class _Open:
         if board not in self.verification.boards:
             return Future()
         measured = self._of.engine_boards.measure(board, point, spec, library)
-        measured.add_done_callback(functools.partial(self._charge, board))
+        measured.add_done_callback(lambda ended: self._of.measured.append((self.active, board, ended)))
         return measured
-
-    def _charge(self, board: str, measured: Future[Ended]) -> None:
-        ended = measured.result()
-        energy_j = self.active.find_energy_j(board, ended.result, ended.board_s)
-        events.finalist_measured(self._of.fleet, self.active.name, ended.board_s, energy_j)
 
     def compile(self, job: Callable[[], Any], what: str) -> Future[Any]:
         return self._of.models.submit(self.active.name, job, what)
@@ -159,6 +153,8 @@ class Verifying:
         self._settings, self._store, self._roster, self.fleet = settings, store, roster, fleet
         self.engine_boards, self.compilers, self.searches = engine_boards, compilers, searches
         self.models = ModelCompiles()
+        # Measurements of finalists that ended, to be charged in `poll`, where errors are not lost.
+        self.measured: deque[tuple[Active, str, Future[Ended]]] = deque()
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
 
@@ -189,14 +185,20 @@ class Verifying:
         """Drop a campaign's verification; its records stay."""
         self.models.forget(name)
         if name in self._open:
-            self._give_boards_back(self._open.pop(name))
+            each = self._open.pop(name)
+            self._return(each, *each.verification.boards)
 
     def close(self) -> None:
         self.models.close()
 
     def poll(self) -> None:
-        """Take answers, and pause search and build while the machine that they run on measures finalists."""
+        """Take answers, charge what was measured, and pause search and build while their machine measures finalists."""
         self.models.poll()
+        while self.measured:
+            active, board, measured = self.measured.popleft()
+            ended = measured.result()
+            energy_j = active.find_energy_j(board, ended.result, ended.board_s)
+            events.finalist_measured(self.fleet, active.name, ended.board_s, energy_j)
         self.fleet.reserved = any(each.verification.rests for each in self._open.values())
 
     def step(self) -> None:
@@ -214,7 +216,7 @@ class Verifying:
             if verification.done:
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
-                self._give_boards_back(each)
+                self._return(each, *verification.boards)
 
     def take_ended(self) -> set[str]:
         """Return campaigns whose verification is done. `to_verdict` describes them until the next call."""
@@ -251,10 +253,10 @@ class Verifying:
             "timing": verification.finals.is_begun,
         }
 
-    def take(self, board: str) -> None:
-        """Take back a board that is gone or leaves; its requests are planned anew."""
+    def take(self, gone: Collection[str]) -> None:
+        """Take back boards that are gone or leave, all at once; their requests are planned anew."""
         for each in self._open.values():
-            each.verification.take(board)
+            each.verification.take(*gone)
 
     def _is_settled(self, each: _Open) -> bool:
         """Whether boards have just run their reference kernels, so that finalists can be chosen by their results."""
@@ -292,13 +294,10 @@ class Verifying:
         )
         return max(_LEAST_LENT, here // 2) if searched else here
 
-    def _return(self, each: _Open, board: str) -> None:
-        each.verification.take(board)
-        self._roster.take_back(board)
-
-    def _give_boards_back(self, each: _Open) -> None:
-        for board in list(each.verification.boards):
-            self._return(each, board)
+    def _return(self, each: _Open, *boards: str) -> None:
+        each.verification.take(*boards)
+        for board in boards:
+            self._roster.take_back(board)
 
 
 def _count_missing(each: _Open, board_type: str) -> int:

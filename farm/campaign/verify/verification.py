@@ -155,11 +155,12 @@ class Verification:
             lent = LentBoard(board, board_type)
             self.boards[board] = lent, self._loop.start(self._serve(lent))
 
-    def take(self, board: str) -> None:
-        """Take a board back. Its answers count, its open work is planned anew."""
-        if board in self.boards:
-            _, job = self.boards.pop(board)
+    def take(self, *boards: str) -> None:
+        """Take boards back. Their answers count, their open work is planned anew; none of them gets any more."""
+        jobs = [self.boards.pop(board)[1] for board in boards if board in self.boards]
+        if jobs:
             self._loop.run()
+        for job in jobs:
             job.close()
 
     def spare(self) -> list[LentBoard]:
