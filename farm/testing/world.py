@@ -285,7 +285,7 @@ class PlayedFuture:
         return self._task.result() if self._task.done() else wait(asyncio.shield(self._task), timeout_s)
 
 
-class Portal:
+class PlayedLoop:
     """In place of the `LoopThread` of sessions."""
 
     def start(self, work: Coroutine[Any, Any, Any]) -> PlayedFuture:

@@ -90,10 +90,7 @@ class Bench:
 
     def measured(self, measured: Future[Ended]) -> Outcome:
         """The outcome of a measurement once it has ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not measured.done():
-            assert time.monotonic() < deadline, f"no end within {PATIENCE_S:g} s, but {self.events}"
-            self.wait()
+        wait_until(lambda: (self.wait(), measured.done())[1], "the end of a measurement", PATIENCE_S)
         outcome: Outcome = measured.result().result
         return outcome
 

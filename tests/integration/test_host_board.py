@@ -9,7 +9,6 @@ import os
 import pathlib
 import signal
 import tempfile
-import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -28,7 +27,7 @@ from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates
-from tests.integration.conftest import PATIENCE_S, wait_until
+from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 
 SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
@@ -52,16 +51,6 @@ class Bench:
         self.events += new
         return not new
 
-    def poll_until(self, kind: type[Any], what: str) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(isinstance(event, kind) for event in self.events):
-            assert time.monotonic() < deadline, f"no {what}; said was {self._notes}"
-            time.sleep(0.05)
-            self.poll()
-        event = next(event for event in self.events if isinstance(event, kind))
-        self.events.remove(event)
-        return event
-
     def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> Outcome:
         return self.end(self.begin(library, spec))
 
@@ -69,11 +58,7 @@ class Bench:
         return self.crew.measure(self.name, OperatingPoint(), spec, library)
 
     def end(self, measured: Future[Ended]) -> Outcome:
-        deadline = time.monotonic() + PATIENCE_S
-        while not measured.done():
-            assert time.monotonic() < deadline, f"no end of a measurement; said was {self._notes}"
-            time.sleep(0.05)
-            self.poll()
+        wait_until(lambda: (self.poll(), measured.done())[1], f"an end; said was {self._notes}", PATIENCE_S)
         outcome: Outcome = measured.result().result
         return outcome
 
@@ -120,7 +105,9 @@ def bench(store: Store) -> Iterator[Bench]:
         name = crew.want_host(True)
         crew.want([BoardsAsked("c", "campaign", BOARD_TYPE, frozenset({name}))])
         bench = Bench(crew, store, name, others, notes)
-        arrived = bench.poll_until(Arrived, "board")
+        wait_until(lambda: (bench.poll(), bench.events)[1], f"a board; said was {notes}", PATIENCE_S)
+        arrived = bench.events.pop(0)
+        assert isinstance(arrived, Arrived)
         assert (arrived.board, arrived.is_host) == (name, True)
         yield bench
 

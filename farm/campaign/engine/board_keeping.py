@@ -30,7 +30,7 @@ _TTL_S = 30.0
 # How often to look for free boards and at the health of those held.
 _LOOK_S = 0.5
 # A look reads all boards: the next one comes after this many times as long as one took.
-_REST = 10.0
+LOOK_REST = 10.0
 # Boards that are leased in one transaction.
 _TAKEN_AT_ONCE = 50
 # The text of a lease.
@@ -205,7 +205,7 @@ class BoardKeeping:
                 self._leave(held, "another user of the queue gets it")
         self._take(rows)
         if self._look_at:
-            self._look_at = max(self._look_at, now + _REST * (time.monotonic() - now))
+            self._look_at = max(self._look_at, now + LOOK_REST * (time.monotonic() - now))
         return True
 
     def _note_asked_back(self) -> None:

@@ -20,7 +20,7 @@ from farm.campaign.engine.verifying import Verifying
 from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
-from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, SchedulerSettings, Status, Task, TaskKey
+from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, Status, Task, TaskKey
 from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
 from farm.search.tuners.tasks import ForeignTrial, SearchTask
@@ -190,7 +190,7 @@ class CampaignOrders:
         order = row.order
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
-        breakers = self._store.trials.fetch_board_breakers(row.id, SchedulerSettings().max_losses)
+        breakers = self._store.trials.fetch_board_breakers(row.id, self._fleet.settings.max_losses)
         campaign = resume.to_campaign(
             order,
             to_search_budget(row.budget, order),

@@ -13,7 +13,7 @@ from typing import Any
 from device_agent.protocol import MeasureSpec
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.board_keeping import BoardsAsked
+from farm.campaign.engine.board_keeping import LOOK_REST, BoardsAsked
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import Lane, Status, to_labels, to_names
@@ -24,8 +24,6 @@ from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0
-# It reads all boards: the next look comes after this many times as long as one took.
-_REST = 10.0
 # Starting services and agents need seconds to connect; before that, a missing board need not be off.
 _CONNECTING_S = 20.0
 # Boards whose absence is explained; a rack has dozens.
@@ -78,7 +76,7 @@ class Roster:
         self._boards.want(asked)
         self._need({name for each in asked for name in each.boards} - {host})
         self._regroup({order.boards for order in under_way if order.boards})
-        self._look_at = now + max(_LOOK_S, _REST * (time.monotonic() - now))
+        self._look_at = now + max(_LOOK_S, LOOK_REST * (time.monotonic() - now))
 
     def arrive(self, report: boards.Arrived) -> None:
         self._here[report.board] = report
