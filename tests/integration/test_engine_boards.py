@@ -90,7 +90,7 @@ class Bench:
 
     def measured(self, measured: Future[Ended]) -> Outcome:
         """The outcome of a measurement once it has ended."""
-        wait_until(lambda: (self.wait(), measured.done())[1], "the end of a measurement", PATIENCE_S)
+        wait_until(lambda: (self.wait(), measured.done())[1], "the end of a measurement")
         outcome: Outcome = measured.result().result
         return outcome
 

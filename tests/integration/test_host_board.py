@@ -58,7 +58,7 @@ class Bench:
         return self.crew.measure(self.name, OperatingPoint(), spec, library)
 
     def end(self, measured: Future[Ended]) -> Outcome:
-        wait_until(lambda: (self.poll(), measured.done())[1], f"an end; said was {self._notes}", PATIENCE_S)
+        wait_until(lambda: (self.poll(), measured.done())[1], f"an end; said was {self._notes}")
         outcome: Outcome = measured.result().result
         return outcome
 
@@ -105,7 +105,7 @@ def bench(store: Store) -> Iterator[Bench]:
         name = crew.want_host(True)
         crew.want([BoardsAsked("c", "campaign", BOARD_TYPE, frozenset({name}))])
         bench = Bench(crew, store, name, others, notes)
-        wait_until(lambda: (bench.poll(), bench.events)[1], f"a board; said was {notes}", PATIENCE_S)
+        wait_until(lambda: (bench.poll(), bench.events)[1], f"a board; said was {notes}")
         arrived = bench.events.pop(0)
         assert isinstance(arrived, Arrived)
         assert (arrived.board, arrived.is_host) == (name, True)
