@@ -43,14 +43,14 @@ class Rack:
 
     def set_timing(self, seconds: float) -> None:
         """Have every board take so long to time a candidate from now on."""
-        from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
-        from device_agent.virtual.tree import FAULT
+        from farm.virtual.client import SimulatedTree
+        from farm.virtual.tree import FAULT
 
         sockets = list(self.temporary.glob("device-rig-*/board.sock.root"))
         if len(sockets) != len(self.boards):
             raise SystemExit(f"{len(sockets)} virtual boards run, and {len(self.boards)} should")
         for socket in sockets:
-            tree = open_tree(f"{VIRTUAL_PREFIX}{socket}")
+            tree = SimulatedTree(f"{socket}")
             tree.write(FAULT, "clear")
             tree.write(FAULT, f"timing:{seconds:g}")
 

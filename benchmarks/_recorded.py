@@ -19,10 +19,10 @@ import _machine
 import counter
 import root
 
-from device_agent.emulated.estimate import LINE_BYTES, Block, merge
-from device_agent.emulated.isa import Decoder
-from device_agent.emulated.pipeline import Pipeline
 from farm.errors import UnavailableError
+from farm.virtual.emulated.estimate import LINE_BYTES, Block, merge
+from farm.virtual.emulated.isa import Decoder
+from farm.virtual.emulated.pipeline import Pipeline
 
 _SOURCE = Path(__file__).with_name("recorder.c")
 _INCLUDED = _machine.ROOT / "device_agent" / "emulated" / "caches.inc"

@@ -1,6 +1,6 @@
 """A virtual board with parameters drawn at random, doing work drawn at random: exact truth, and noisy visits.
 
-Power, heat, clocks and the memory's floor are those of `device_agent.virtual`; work on clusters, GPU and memory that
+Power, heat, clocks and the memory's floor are those of `farm.virtual`; work on clusters, GPU and memory that
 overlaps more or less is this module's, since virtual boards time CPU code only. The ranges are `RANGES`.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 import _machine  # noqa: F401  makes the checkout importable
 import numpy as np
 
-from device_agent.platforms.board_types import BoardType, load_board_types
+from device_agent.board_types import BoardType, load_board_types
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.clocks import Load
 from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
 from farm.points.grid import Coupling, GridRequest, plan_grid
 from farm.points.values import Z95, Estimate, Grid, GridPoint, PointMeasurement
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.clocks import Load
 
 # Factors on what the board type's file says, and what is drawn outright. Uniform unless named otherwise.
 RANGES: dict[str, tuple[float, float]] = {

@@ -26,7 +26,7 @@ SIZE = 64
 _FORK = """
 import json, os, statistics, time
 from device_agent import agent, processes, sysfs
-from device_agent.platforms import board
+from device_agent.session import board
 from device_agent.session import session
 os.environ.update(agent._ENVIRONMENT)
 session.load_tvm(board.Board("bench", "local", "0", sysfs.FileTree()))

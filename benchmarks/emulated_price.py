@@ -20,9 +20,7 @@ import _machine
 import onnxruntime
 from quantised import quantised
 
-from device_agent.agent import Rig
-from device_agent.emulated.runs import Execution, collect
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
 from farm import emulation, settings
 from farm.artifacts.compile import compile_model
@@ -31,6 +29,8 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import cores, tvm_env
 from farm.search.graph import pipelines
+from farm.virtual.emulated.runs import Execution, collect
+from farm.virtual.rig import VirtualRig
 
 BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     loaded = settings.load()
     natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder)))
     assert natives is not None
-    with Rig() as rig:
+    with VirtualRig() as rig:
         emulator = rig.start_emulator(natives, load_board_types()[options.board_type].clusters)
         assert emulator is not None
         models = [

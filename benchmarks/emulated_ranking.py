@@ -26,9 +26,7 @@ import _crossed
 import _farm
 import _machine
 
-from device_agent.agent import Rig
-from device_agent.emulated.runs import Candidate, Emulator
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
@@ -39,6 +37,8 @@ from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.tuners.tasks import Candidate as SearchCandidate
 from farm.search.tuners.warm_start import spearman
 from farm.values import Workload
+from farm.virtual.emulated.runs import Candidate, Emulator
+from farm.virtual.rig import VirtualRig
 
 BOARD_TYPE, THREADS = "jetson-nano", 4
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert natives is not None
     assert kind.target is not None
     rows, six = [], {}
-    with Rig() as rig:
+    with VirtualRig() as rig:
         emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
         assert emulator is not None
         emulator = dataclasses.replace(emulator, tasks=THREADS)

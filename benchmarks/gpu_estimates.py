@@ -25,11 +25,11 @@ import numpy as np
 from _autotvm import read_records
 
 from device_agent.protocol import find_processor
-from device_agent.virtual import gpu_time
 from farm.errors import CodeRefusedError
 from farm.gpu import code, ptx
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners.warm_start import spearman
+from farm.virtual import gpu_time
 
 SOURCE = "TopHub (tlc-pack/tophub), cuda_v0.10.log"
 FITTED = "jetson-tx2 direct"

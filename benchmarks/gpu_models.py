@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from device_agent.platforms import gpu
-from device_agent.platforms.board_types import load_board_types as load_for_agent
+from device_agent.board_types import load_board_types as load_for_agent
 from device_agent.protocol import GPU, Engine, RunSpec, find_processor
 from device_agent.worker import engines
 from farm.artifacts.compile import compile_model
@@ -28,6 +27,7 @@ from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
 from farm.search import gpus, target
+from farm.virtual import gpu_driver
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
 # One of each architecture.
@@ -89,8 +89,8 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
 
 def use_gpu(board: str, home: Path) -> None:
     """Make the virtual GPU of a board type, which `code.prepare(home)` built, this process's one."""
-    os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
-    gpu.use_folder(code.find_folder(home), load_for_agent()[board], simulated=True)
+    os.environ.pop(gpu_driver.VARIABLE, None)
+    gpu_driver.use_folder(code.find_folder(home), load_for_agent()[board])
 
 
 def describe(board: str) -> tuple[dict[str, Any], float]:

@@ -21,7 +21,6 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from device_agent.virtual import gpu_time
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.gpu import code
@@ -30,6 +29,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.zoo import ZOO, ZooModel
 from farm.search import gpus, target
+from farm.virtual import gpu_time
 
 # Latency in ms, batch 1, clocks at their highest, None where none is known; by board type and precision.
 NANO = dict.fromkeys(("squeezenet1.1", "resnet18", "resnet50", "mobilenet_v2", "yolov4-tiny"))

@@ -23,12 +23,12 @@ import _machine
 import _recorded
 import numpy as np
 
-from device_agent.emulated.pipeline import load_core
 from device_agent.protocol import Engine
 from farm.artifacts import bench
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
+from farm.virtual.emulated.pipeline import load_core
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
 SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../device_agent/emulated/caches.inc"
+#include "../farm/virtual/emulated/caches.inc"
 
 typedef uint64_t plugin_id;
 struct tb;

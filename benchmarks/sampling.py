@@ -10,7 +10,7 @@ from typing import Any
 
 import _machine
 
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.power import energy
 from device_agent.power.rail import open_reader
 from device_agent.power.sampler import Sampler

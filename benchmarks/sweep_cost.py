@@ -23,7 +23,7 @@ import _machine
 
 FARM = pathlib.Path(sys.executable).with_name("farm")
 SHORT = "403.2,710.4,1036.8,1479"
-# As `device_agent/session/plan.py` has it: a third of the margin before the idle baseline; before the other it is
+# As `device_agent/worker/plan.py` has it: a third of the margin before the idle baseline; before the other it is
 # timed.
 _MARGIN_PERIODS = 1.5 / 3
 

@@ -13,37 +13,28 @@ import json
 import logging
 import os
 import re
-import select
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import device_agent
-from device_agent import options, processes
+from device_agent import options
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, BadPointError, HelperUnavailableError, UnsafeError
 from device_agent.protocol import ProtocolError
-from device_agent.protocol.hardware import Cluster
-from device_agent.protocol.interpreters import python_command, skip_missing_types
-from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from device_agent.protocol.interpreters import skip_missing_types
+from device_agent.rig import Rig
+from device_agent.sysfs import Tree, open_tree
 
 if TYPE_CHECKING:
-    from device_agent.emulated.runs import Emulator
-    from device_agent.platforms.board import Board
+    from device_agent.session.board import Board, Simulation
 
 
 # Where the service listens (`deploy/systemd/tvm-farm-clock-helper.service`).
 SERVICE_SOCKET = "/run/tvm-farm/clock-helper.sock"
-# Importing Python takes seconds under emulation.
-_START_TIMEOUT_S = 60.0
-# For a child to end after SIGTERM, and again after SIGKILL.
-_STOP_TIMEOUT_S = 5.0
 
 
 def find_service_socket() -> str | None:
@@ -58,108 +49,6 @@ def find_service_socket() -> str | None:
     except OSError:
         return None
     return SERVICE_SOCKET
-
-
-class Rig:
-    """A simulator and a clock helper as children, in a temporary folder. Start from the main thread only."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self.folder = self._stack.enter_context(processes.work_folder("device-rig-"))
-
-    def start_simulator(self, board_type: str, seed: int, faults: Sequence[str], live: bool = False) -> str:
-        """Start a virtual board; return the `--root` that names it. `live` runs it in real time.
-
-        Raises HelperUnavailableError.
-        """
-        path = str(self.folder / "board.sock")
-        command = ["-m", "device_agent.virtual.server", board_type, "--seed", str(seed), "--socket", path]
-        for fault in faults:
-            command += ["--fault", fault]
-        if live:
-            command.append("--live")
-        self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
-        return VIRTUAL_PREFIX + path
-
-    def start_emulator(self, folder: Path, clusters: Sequence[Cluster], kept: Path | None = None) -> Emulator | None:
-        """Start the aarch64 emulator for these clusters; None if a core cannot be emulated. `kept` caches outputs.
-
-        Raises HelperUnavailableError.
-        """
-        from device_agent.emulated.pipeline import load_core
-        from device_agent.emulated.runs import Emulator
-
-        cores = {each.name: core for each in clusters if (core := load_core(each.core)) is not None}
-        kinds = {each.core for each in clusters if not each.isolated}
-        if len(cores) != len(clusters) or len(kinds) != 1:
-            return None
-        path = self.folder / "emulator.sock"
-        command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
-        self._start([*command, "--exit-with-parent"], path.exists)
-        core = next(cores[each.name] for each in clusters if not each.isolated)
-        return Emulator(path, core, cores, kept=kept and kept / folder.name)
-
-    def start_helper(self, root: str) -> str:
-        """Start a private clock helper for the tree `root`; return its socket. Raises HelperUnavailableError."""
-        path = str(self.folder / "clock-helper.sock")
-        state = self.folder / "state"
-        state.mkdir()
-        # The helper acts as root: on a virtual board it uses the privileged socket.
-        root = root + ".root" if root.startswith(VIRTUAL_PREFIX) else root
-        command = ["-m", "device_agent.clocks.helper", "--socket", path, "--state-dir", str(state), "--root", root]
-
-        def answers() -> bool:
-            with contextlib.suppress(AgentError, OSError), contextlib.closing(HelperClient(path)) as client:
-                client.status()
-                return True
-            return False
-
-        self._start([*command, "--exit-with-parent"], answers)
-        return path
-
-    def start_metrics(self, root: str, port: int, agent_port: int, name: str, board_type: str) -> None:
-        """Start `device-agent metrics` beside an agent. The agent goes on if it fails."""
-        command = ["-m", "device_agent", "metrics", "--root", root, "--name", name, "--board-type", board_type]
-        command += ["--port", str(port), "--agent-port", str(agent_port), "--exit-with-parent"]
-        self._start(command, lambda: True)
-
-    def _start(self, command: Sequence[str], ready: Callable[[], bool]) -> None:
-        log = self.folder / f"{command[1]}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                python_command(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ
-            )
-        self._stack.callback(_stop, process)
-        processes.spare(process.pid)
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not ready():
-            if process.poll() is not None:
-                said = log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
-                raise HelperUnavailableError(f"{command[1]} ended at once: {said}")
-            if time.monotonic() > deadline:
-                raise HelperUnavailableError(f"{command[1]} was not ready within {_START_TIMEOUT_S:g} s")
-            select.select([], [], [], 0.01)
-
-    def stop(self) -> None:
-        """End the children, the helper first, so that it restores the clocks."""
-        self._stack.close()
-
-    def __enter__(self) -> Rig:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_STOP_TIMEOUT_S)
 
 
 _log = logging.getLogger(__name__)
@@ -180,11 +69,21 @@ class UnavailableError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
+    return run(argv, options.make_parser(), assemble, Rig)
+
+
+def run(
+    argv: Sequence[str] | None,
+    parser: argparse.ArgumentParser,
+    assemble: Callable[[argparse.Namespace, contextlib.ExitStack], Board],
+    rig: type[Rig],
+) -> int:
+    """Run the command that `parser` reads, on the board that `assemble` makes of its options."""
     parent = os.getppid()
     if argv is None:  # in a process of its own, SIGTERM must stop the children and remove their folder
         signal.signal(signal.SIGTERM, _end)
         os.environ.update(_ENVIRONMENT)
-    chosen = options.make_parser().parse_args(argv)
+    chosen = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -192,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.command == "serve" and chosen.port_end < chosen.port:
             raise ProtocolError(f"--port-end {chosen.port_end} is below --port {chosen.port}")
         with contextlib.ExitStack() as stack:
-            board = _assemble(chosen, stack)
+            board = assemble(chosen, stack)
             if chosen.command == "serve":
-                return _serve(chosen, board, parent)
+                return _serve(chosen, board, parent, rig)
             if chosen.command == "metrics":
                 from device_agent import metrics
 
@@ -226,48 +125,39 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
+def assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     """Assemble the board that the options describe; `stack` ends its helper processes."""
-    from device_agent.clocks.client import HelperClient
-    from device_agent.platforms.board import Board
-    from device_agent.platforms.board_types import load_board_types
-
-    types = load_board_types()
-    if chosen.fault and not chosen.virtual:
-        raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")
-    if chosen.meter and chosen.virtual and chosen.time != "live":
-        raise ProtocolError("a meter's time is this machine's: a virtual board needs --time live beside --meter")
-    root, socket_path, work_folder = chosen.root, chosen.clock_helper, chosen.work_folder
-    emulator = None
-    if chosen.virtual:
-        if chosen.virtual not in types or not types[chosen.virtual].simulation:
-            known = ", ".join(name for name, facts in types.items() if facts.simulation)
-            raise ProtocolError(f"no virtual board of type {chosen.virtual!r}; there are: {known}")
-        beside = stack.enter_context(Rig())
-        root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault, chosen.time == "live")
-        socket_path = socket_path or beside.start_helper(root)
-        work_folder = work_folder or beside.folder / "work"
-        if folder := getattr(chosen, "emulator_folder", None):
-            emulator = beside.start_emulator(folder, types[chosen.virtual].clusters, work_folder / "outputs")
-    elif socket_path is None and root == "/" and (service := find_service_socket()):
+    root, socket_path = chosen.root, chosen.clock_helper
+    if socket_path is None and root == "/" and (service := find_service_socket()):
         socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
         socket_path = stack.enter_context(Rig()).start_helper(root)
+    return make_board(chosen, stack, open_tree(root), socket_path)
+
+
+def make_board(
+    chosen: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    tree: Tree,
+    socket_path: str | None,
+    simulation: Simulation | None = None,
+) -> Board:
+    """Make the board over `tree`, whose clocks the clock helper at `socket_path` writes; None: nothing does."""
+    from device_agent.session.board import Board
+
     access = None
     if socket_path:
         access = HelperClient(socket_path)
         stack.callback(access.close)
     return Board(
         chosen.name or _host_name(),
-        chosen.board_type or chosen.virtual,
+        chosen.board_type,
         device_agent.__version__,
-        open_tree(root),
+        tree,
         access,
         getattr(chosen, "max_library_bytes", 0),
-        types,
-        work_folder,
-        emulator,
-        chosen.meter,
+        meter=chosen.meter,
+        simulation=simulation,
     )
 
 
@@ -282,13 +172,12 @@ def _host_name() -> str:
     return name or "board"
 
 
-def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
+def _serve(chosen: argparse.Namespace, board: Board, parent: int, rig: type[Rig]) -> int:
     gc.disable()  # until TVM is loaded
     from tvm_ffi import core, registry
 
     skip_missing_types(core, registry)
     from device_agent.listener import rpc
-    from device_agent.platforms import gpu
     from device_agent.session import session
 
     try:
@@ -298,11 +187,11 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     port = listener.getsockname()[1]
     board.measure_sensors()
     session.load_tvm(board)
-    gpu.use_folder(chosen.gpu_folder, board.facts, board.tree.simulated)
+    board.use_gpu(chosen.gpu_folder)
     _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
     with contextlib.ExitStack() as stack:
         if chosen.metrics_port:
-            beside = stack.enter_context(Rig())
+            beside = stack.enter_context(rig())
             beside.start_metrics(chosen.root, chosen.metrics_port, port, board.name, board.board_type)
         _listen(chosen, board, parent, listener, port)
     return 0

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from device_agent import doctor, options
 from device_agent.errors import BusyError, HelperUnavailableError
-from device_agent.platforms.board import Board
 from device_agent.power.meter import compare_meter
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.protocol.texts import format_mhz
+from device_agent.session.board import Board
 
 _EXIT_CODES = {
     PinStatus.OK: 0,

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Iterator
 
 from device_agent.errors import AgentError
-from device_agent.platforms.board import Board
 from device_agent.platforms.describe import find_engine_versions
 from device_agent.protocol import Engine, OperatingPoint, PinStatus
+from device_agent.session.board import Board
 
 # Required by the TVM wheels.
 _OLDEST_GLIBC = (2, 27)

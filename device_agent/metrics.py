@@ -23,8 +23,8 @@ from prometheus_client.registry import Collector
 
 from device_agent import processes
 from device_agent.errors import AgentError, SensorError
-from device_agent.platforms.board import Board
 from device_agent.protocol.hardware import Fan
+from device_agent.session.board import Board
 from device_agent.sysfs import list_names, read_int, read_text
 
 HOST = "127.0.0.1"

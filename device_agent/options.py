@@ -9,36 +9,40 @@ import device_agent
 from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, OperatingPoint, ProtocolError, is_name, texts
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
+def make_parser(
+    common: argparse.ArgumentParser | None = None, serve: argparse.ArgumentParser | None = None
+) -> argparse.ArgumentParser:
+    """Build the parser of the whole command line. Options of `common` are every command's, of `serve` that one's."""
     parser = argparse.ArgumentParser(prog="device-agent", description="The tvm-farm program on a board.")
     parser.add_argument("--version", action="version", version=device_agent.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    common, output = _common_options(), _output_options()
-    commands.add_parser("describe", parents=[common, output], help="say what this board is")
-    _add_serve(commands.add_parser("serve", parents=[common], help="offer this board to clients"))
+    own, output = _common_options(), _output_options()
+    shared = [own, common] if common else [own]
+    commands.add_parser("describe", parents=[*shared, output], help="say what this board is")
+    serving = [*shared, serve] if serve else shared
+    _add_serve(commands.add_parser("serve", parents=serving, help="offer this board to clients"))
 
     clocks = commands.add_parser("clocks", help="look at the clocks, hold them, put them back")
     verbs = clocks.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("show", parents=[common, output], help="every clock, its limits and who holds it")
+    verbs.add_parser("show", parents=[*shared, output], help="every clock, its limits and who holds it")
     pin = verbs.add_parser(
-        "pin", parents=[common, output], help="hold an operating point until Ctrl-C, then put every clock back"
+        "pin", parents=[*shared, output], help="hold an operating point until Ctrl-C, then put every clock back"
     )
     _add_point(pin)
     pin.add_argument("--for", dest="seconds", type=_seconds, metavar="SECONDS", help="hold this long instead")
-    restore = verbs.add_parser("restore", parents=[common, output], help="put back what was left, and clear `unsafe`")
+    restore = verbs.add_parser("restore", parents=[*shared, output], help="put back what was left, and clear `unsafe`")
     restore.add_argument("--force", action="store_true", help="take the clocks from their holder")
 
-    power = commands.add_parser("power", parents=[common, output], help="read the power sensors for a while")
+    power = commands.add_parser("power", parents=[*shared, output], help="read the power sensors for a while")
     power.add_argument("--seconds", type=_seconds, default=2.0, help="how long to look (default: 2)")
     power.add_argument("--rate-hz", type=_seconds, default=100.0, help="reads per second (default: 100)")
 
-    metrics = commands.add_parser("metrics", parents=[common], help="tell Prometheus what the sensors say")
+    metrics = commands.add_parser("metrics", parents=[*shared], help="tell Prometheus what the sensors say")
     metrics.add_argument("--port", type=_port, default=9101, help="where to listen on 127.0.0.1 (default: 9101)")
     metrics.add_argument("--agent-port", type=_port, default=9090, help="where the agent listens (default: 9090)")
     _add_exit_with_parent(metrics)
 
-    doctor = commands.add_parser("doctor", parents=[common, output], help="check everything that this board needs")
+    doctor = commands.add_parser("doctor", parents=[*shared, output], help="check everything that this board needs")
     doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
     return parser
 
@@ -52,36 +56,16 @@ def _output_options() -> argparse.ArgumentParser:
 def _common_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
-        "--board-type", type=_name, help="kind of board (default: what the device tree says, else `local`)"
+        "--board-type", type=parse_name, help="kind of board (default: what the device tree says, else `local`)"
     )
-    parser.add_argument("--name", type=_name, help="name of this board (default: the host's name)")
+    parser.add_argument("--name", type=parse_name, help="name of this board (default: the host's name)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    tree = parser.add_mutually_exclusive_group()
-    tree.add_argument("--root", default="/", metavar="DIR", help="another root for /sys, /proc and /etc")
-    tree.add_argument("--virtual", type=_name, metavar="TYPE", help="simulate a board of this type; says so everywhere")
-    parser.add_argument("--seed", type=int, default=0, help="which of the virtual boards of its type (default: 0)")
-    parser.add_argument(
-        "--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help="harm the virtual board"
-    )
+    parser.add_argument("--root", default="/", metavar="DIR", help="another root for /sys, /proc and /etc")
     parser.add_argument(
         "--meter",
         default="",
         metavar="COMMAND",
         help="a program that prints lines `SECONDS WATTS` of an external power meter, sampled beside the rails",
-    )
-    parser.add_argument(
-        "--time",
-        choices=("lapsed", "live"),
-        default="lapsed",
-        help="whether a virtual board's time passes as fast as it can be computed, or as this machine's does "
-        "(default: lapsed)",
-    )
-    parser.add_argument(
-        "--work-folder",
-        type=Path,
-        metavar="DIR",
-        help="where virtual boards keep what each program costs this machine, so that later runs take it from there "
-        "(default: only as long as this process runs)",
     )
     parser.add_argument(
         "--clock-helper",
@@ -120,14 +104,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         "--gpu-folder",
         type=Path,
         metavar="DIR",
-        help="folder of TVM's plug-in for the GPU (default: as it came with the agent), and of virtual boards' driver",
-    )
-    serve.add_argument(
-        "--emulator-folder",
-        type=Path,
-        metavar="DIR",
-        help="folder of the emulator's own parts: with it, virtual boards of aarch64 types run aarch64 code, with "
-        "latencies estimated by a model of their core",
+        help="folder of TVM's plug-in for the GPU (default: as it came with the agent)",
     )
     _add_exit_with_parent(serve)
     serve.add_argument(
@@ -171,7 +148,8 @@ def read_point(options: argparse.Namespace) -> OperatingPoint:
     return point
 
 
-def _name(text: str) -> str:
+def parse_name(text: str) -> str:
+    """Parse the name of a board or a board type. Raises ArgumentTypeError."""
     if not is_name(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a name: {NAME_RULE}")
     return text

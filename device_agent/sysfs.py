@@ -1,4 +1,4 @@
-"""Read and write a board's kernel files: the real ones, a captured tree's, or a virtual board's.
+"""Read and write a board's kernel files: the real ones, a captured tree's, or those of another source.
 
 Readers convert kernel units (kHz, mW, millidegrees). Paths are absolute as on the board (`/sys/...`), in every tree.
 """
@@ -10,7 +10,7 @@ import fnmatch
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,8 +18,6 @@ from typing import Protocol, runtime_checkable
 MAX_BYTES = 1 << 20
 # A hung driver blocks its reader for ever; tools (nvpmodel) get this long.
 TOOL_TIMEOUT_S = 4.0
-# `--root virtual:SOCKET` names a simulator's socket instead of a folder.
-VIRTUAL_PREFIX = "virtual:"
 # Tools may run as root: the caller's environment must not change what they do.
 _TOOL_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C"}
 
@@ -112,15 +110,18 @@ class FileTree:
         return path if self.root == Path("/") else f"{self.root}{path}"
 
 
+# Sources of files beside folders, by the scheme of `--root SCHEME:NAME`; a simulator adds its own.
+SOURCES: dict[str, Callable[[str], Tree]] = {}
+
+
 def open_tree(root: str) -> Tree:
-    """Open the tree that `--root` names: a folder, or `virtual:SOCKET` for a virtual board's.
+    """Open the tree that `--root` names: a folder, or `SCHEME:NAME` for one of `SOURCES`.
 
-    Raises OSError when the folder is missing or no simulator answers.
+    Raises OSError when the folder is missing or the source does not answer.
     """
-    if root.startswith(VIRTUAL_PREFIX):
-        from device_agent.virtual.client import SimulatedTree
-
-        return SimulatedTree(root.removeprefix(VIRTUAL_PREFIX))
+    scheme, _, name = root.partition(":")
+    if scheme in SOURCES:
+        return SOURCES[scheme](name)
     if not Path(root).is_dir():
         raise NotADirectoryError(20, "--root must name a folder with /sys in it", root)
     return FileTree(Path(root))

@@ -1,6 +1,6 @@
 """Decide whether virtual boards emulate their own aarch64 code, and build the emulator's native parts with zig.
 
-The emulator is `device_agent/emulated/`, in its own process, since Unicorn is under the GPL, version 2.
+The emulator is `farm/virtual/emulated/`, in its own process, since Unicorn is under the GPL, version 2.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _list_sources() -> list[Path]:
 
 
 def _find_sources() -> Path:
-    spec = importlib.util.find_spec("device_agent")
+    spec = importlib.util.find_spec("farm")
     if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError("the package device_agent is not installed")
-    return Path(next(iter(spec.submodule_search_locations))) / "emulated"
+        raise UnavailableError("the package farm is not installed")
+    return Path(next(iter(spec.submodule_search_locations))) / "virtual" / "emulated"

@@ -56,7 +56,7 @@ MUTANTS = {
         11,
     ),
     "an agent takes an earlier lease": Mutant(
-        "../device_agent/listener/fencing.py", "claim.token < latest.token:", "False:", None
+        "../device_agent/session/fencing.py", "claim.token < latest.token:", "False:", None
     ),
     # The scheduler
     "a board that left gets work": Mutant("campaign/scheduler/events.py", "    fleet.take_board(board)\n", "", 3),

@@ -14,9 +14,9 @@ from typing import Any
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import TRUE_FREQ
 from device_agent.clocks.cpufreq import BOOT_CPU, format_cpus
+from device_agent.clocks.platform import Platform
 from device_agent.clocks.power_mode import Mode
 from device_agent.errors import BadPointError, ClockError
-from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from device_agent.protocol.texts import format_hz, format_table
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.apply import apply, is_close, plan_point
 from device_agent.clocks.cpufreq import format_cpus
+from device_agent.clocks.platform import Platform
 from device_agent.errors import AgentError, BadPointError, BusyError, ClockError, HelperUnavailableError, UnsafeError
-from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.protocol.texts import format_hz
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 from device_agent.clocks.server import BEAT_S, READY, BeatingTree, Heart, Server
 from device_agent.clocks.transaction import Transaction, has_snapshot, lock_state, write_unsafe
 from device_agent.errors import BusyError
-from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from device_agent.sysfs import open_tree
 
 DEFAULT_GROUP = "tvm-farm"
 # A child silent for this long is killed and replaced.
@@ -269,14 +269,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="device_agent.clocks.helper", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--socket", required=True, help="where to listen")
     parser.add_argument("--state-dir", required=True, type=Path, help="where snapshots are kept; survives a reboot")
-    parser.add_argument("--root", default="/", help="the folder with /sys in it, or virtual:SOCKET (default: /)")
+    parser.add_argument("--root", default="/", help="the folder with /sys in it (default: /)")
     parser.add_argument("--group", help=f"who may connect (default: {DEFAULT_GROUP} if there is such a group)")
     parser.add_argument("--exit-with-parent", action="store_true", help="restore and end when the parent process ends")
     chosen = parser.parse_args(arguments)
     parent = os.getppid() if chosen.exit_with_parent else None
     logging.basicConfig(level=logging.INFO, format="%(name)s[%(process)d] %(levelname)s %(message)s", stream=sys.stderr)
-    if chosen.root.startswith(VIRTUAL_PREFIX):
-        import device_agent.virtual.client  # noqa: F401  loaded once, for every child
     try:
         lock = wait_for_lock(chosen.state_dir)
         listener = open_listener(chosen.socket, chosen.group)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from device_agent import processes
-from device_agent.listener.fencing import FILE_NAME, Claimant, ClaimLine, Fences
 from device_agent.listener.tracker import TrackerLink
 from device_agent.protocol import (
     FENCE_PREFIX,
@@ -32,6 +31,7 @@ from device_agent.protocol import (
     LeaseClaim,
     parse_fence_key,
 )
+from device_agent.session.fencing import FILE_NAME, Claimant, ClaimLine, Fences
 
 # A client greets at once; a silent connection is a port scanner.
 GREETING_TIMEOUT_S = 5.0

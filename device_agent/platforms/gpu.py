@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from device_agent import processes
+from device_agent.board_types import BoardType
 from device_agent.errors import AgentError
-from device_agent.platforms.board_types import BoardType
 from device_agent.protocol import Status
 
 # A driver's first use takes some tenths of a second, more on a busy board. The farm waits 15 s for a description, so a
 # hung driver must not cost a board its CPUs.
 PROBE_TIMEOUT_S = 10.0
-PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
+PLUGIN = "libtvm_farm_cuda.so"
 # Errors after which a process can no longer use the GPU (CUDA driver API, "CUresult").
 _STICKY = frozenset(
     f"CUDA_ERROR_{name}"
@@ -34,10 +34,8 @@ _STICKY = frozenset(
         "INVALID_PC", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS",
     )
 )  # fmt: skip
-# For the processes forked from here.
-_PLUGIN_VARIABLE = "TVM_FARM_GPU_PLUGIN"
-# Read by native/driver.cc and virtual/gpu/driver.cc.
-DRIVER_VARIABLE, VIRTUAL_VARIABLE = "TVM_FARM_CUDA_DRIVER", "TVM_FARM_VIRTUAL_GPU"
+# For the processes forked from here; native/driver.cc reads the second.
+PLUGIN_VARIABLE, DRIVER_VARIABLE = "TVM_FARM_GPU_PLUGIN", "TVM_FARM_CUDA_DRIVER"
 _MOST_SAID = 2000
 _TVM_LIBRARIES = (("tvm_ffi", "libtvm_ffi.so"), ("tvm", "libtvm_runtime.so"))
 _ERROR = re.compile(r"\bCUDA_ERROR_[A-Z_]+")
@@ -56,49 +54,20 @@ _STATUS = {
 }
 
 
-def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) -> None:
-    """Set the plug-in's folder for forked processes; a simulated board's driver is there too.
-
-    None: the plug-in that came with this agent in a bundle, on boards with a GPU.
-    """
+def use_folder(folder: Path | None, facts: BoardType | None) -> None:
+    """Set the plug-in's folder for forked processes. None: the one that came in the agent's bundle, with a GPU."""
     if folder is None:
         folder = Path(__file__).parents[1] / "native"
-        if simulated or facts is None or facts.gpu is None or not (folder / PLUGIN).exists():
+        if facts is None or facts.gpu is None or not (folder / PLUGIN).exists():
             return
-    os.environ[_PLUGIN_VARIABLE] = str(folder / PLUGIN)
-    if simulated:
-        os.environ[DRIVER_VARIABLE] = str(folder / VIRTUAL_DRIVER)
-        if facts is None or facts.gpu is None:
-            os.environ[_PLUGIN_VARIABLE] = ""
-        else:
-            # Existing settings come last: they inject failures.
-            os.environ[VIRTUAL_VARIABLE] = f"{_describe_virtual_driver(facts)};{os.environ.get(VIRTUAL_VARIABLE, '')}"
-
-
-def _describe_virtual_driver(facts: BoardType) -> str:
-    """Describe a virtual board's driver; half of the memory belongs to the system and the CPU."""
-    gpu = facts.gpu
-    assert gpu is not None
-    cuda = next(iter(gpu.cuda.values()), "10.2")
-    major, minor = map(int, cuda.split("."))
-    values = {
-        "name": f"{facts.soc} GPU, virtual",
-        "capability": gpu.arch.removeprefix("sm_"),
-        "processors": gpu.processors or 1,
-        "driver": 1000 * major + 10 * minor,
-        "memory": (facts.memory_bytes or 4 << 30) // 2,
-        "registers": gpu.registers_per_block or 65536,
-        "shared": gpu.shared_bytes_per_block or 49152,
-        "clock_khz": max(gpu.freqs_hz, default=0) // 1000,
-    }
-    return ";".join(f"{key}={value}" for key, value in values.items())
+    os.environ[PLUGIN_VARIABLE] = str(folder / PLUGIN)
 
 
 def open_device() -> Any:
     """TVM's device for the GPU, with its driver ready. Raises AgentError with the reason."""
     import tvm.runtime
 
-    if not (plugin := os.environ.get(_PLUGIN_VARIABLE)):
+    if not (plugin := os.environ.get(PLUGIN_VARIABLE)):
         raise AgentError("this board's agent serves no GPU")
     load_plugin(Path(plugin))
     device = tvm.runtime.cuda(0)
@@ -111,7 +80,7 @@ def open_device() -> Any:
 
 def allow_memory(more_bytes: int) -> None:
     """Let this process take so much more of the GPU's memory, beside what it holds. `open_device` comes first."""
-    ctypes.CDLL(os.environ[_PLUGIN_VARIABLE]).tvm_farm_allow_memory(ctypes.c_size_t(more_bytes))
+    ctypes.CDLL(os.environ[PLUGIN_VARIABLE]).tvm_farm_allow_memory(ctypes.c_size_t(more_bytes))
 
 
 def forget_memory() -> None:
@@ -147,7 +116,7 @@ def find_consequence(text: str) -> str:
 
 def describe() -> tuple[str, str]:
     """CUDA's version and the GPU's architecture, such as `10.2 sm_53`, and the problem, "" for none."""
-    plugin = os.environ.get(_PLUGIN_VARIABLE)
+    plugin = os.environ.get(PLUGIN_VARIABLE)
     if not plugin or not Path(plugin).exists():
         return "", ""
     found = probe()

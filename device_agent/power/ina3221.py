@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 
+from device_agent.board_types import BoardType
 from device_agent.clocks.access import ClockAccess
 from device_agent.errors import AgentError
-from device_agent.platforms.board_types import BoardType
 from device_agent.power.rail import Rail, check_power, open_reader, read_number
 from device_agent.protocol.hardware import PowerChip
 from device_agent.sysfs import Tree, list_names, read_int, read_text

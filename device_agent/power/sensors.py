@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Sequence
 
+from device_agent.board_types import UNKNOWN, BoardType
 from device_agent.clocks.access import ClockAccess
 from device_agent.errors import SensorError
-from device_agent.platforms.board_types import UNKNOWN, BoardType
 from device_agent.power import ina3221
 from device_agent.power.rail import Rail, check_power, open_reader, read_number
 from device_agent.protocol import SensorInfo

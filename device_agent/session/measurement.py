@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from device_agent.errors import BadPointError, SensorError
-from device_agent.platforms.board import Board
 from device_agent.platforms.board_time import BoardTime
 from device_agent.platforms.evidence import Sensors
 from device_agent.power import energy
@@ -31,7 +30,8 @@ from device_agent.protocol import (
     Status,
 )
 from device_agent.protocol.texts import format_hz
-from device_agent.session.plan import Phases, Plan
+from device_agent.session.board import Board
+from device_agent.worker.plan import Phases, Plan
 
 # Fast enough to miss little of sensors that refresh every 6.6 ms, at <= 2 % of a core.
 RATE_HZ = 100.0

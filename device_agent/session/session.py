@@ -31,9 +31,9 @@ from tvm.runtime import load_module as load
 from tvm_ffi import register_global_func
 
 from device_agent import processes, protocol
-from device_agent.listener.fencing import Claimant
-from device_agent.platforms.board import Board
 from device_agent.protocol.interpreters import python_command
+from device_agent.session.board import Board
+from device_agent.session.fencing import Claimant
 from device_agent.session.measurement import Measurement
 from device_agent.worker import arguments, limits, worker
 
@@ -275,10 +275,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             raise PermissionError(reason)
         return board.watch_power(spec).to_json()
 
-    if board.tree.simulated:
-        from device_agent.virtual import pace
-
-        pace.set_pace(board.tree)
+    if board.simulation is not None:
+        board.simulation.begin_session()
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
         "tvm.rpc.server.upload": upload,

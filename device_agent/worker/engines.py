@@ -11,7 +11,7 @@ import resource
 import statistics
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,9 @@ from tvm.runtime.vm import VirtualMachine
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
-from device_agent.session.plan import LoadError, Marks, Plan
 from device_agent.worker import rivals, trtexec
 from device_agent.worker.arguments import numpy_dtype
-from device_agent.worker.rivals import Collector, Runner
+from device_agent.worker.plan import Collector, LoadError, Marks, Plan, Profile, Runner
 from device_agent.worker.timing import load, load_module
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ _RUNS = 5
 _MOST, _MOST_NAME = 2000, 200
 # The VM's own functions: shape checks, memory.
 _OWN = ("vm.",)
-
-# By function in the order of first calls: calls in one inference, and their total time, in any unit.
-Profile = Mapping[str, tuple[int, float]]
 
 
 def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
@@ -199,11 +195,7 @@ def _load(
         if spec.engine is Engine.RELAX_VM and spec.device == protocol.CPU:
             return _load_relax_vm(spec, program, arrays)
         return (*load_program(spec, program, arrays), None)
-    from device_agent.emulated import runs
-
-    emulated = runs.Execution(plan.emulator, spec, program.read_bytes(), unstack(spec, arrays))
-    plan.pace.emulate(emulated.count, again=spec.return_outputs)
-    return emulated.run, runs.collect, emulated.profile
+    return plan.emulator.load_program(spec, program.read_bytes(), unstack(spec, arrays), plan.pace)
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:

@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
-from device_agent.session.plan import LoadError
 from device_agent.worker import limits
+from device_agent.worker.plan import Collector, LoadError, Runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = dict[str, NDArray[Any]]
 
-# Runs once and returns the engine's outputs; and how to copy those into arrays.
-Runner = Callable[[], Any]
-Collector = Callable[[Any], "list[NDArray[Any]]"]
 # ncnn's options that are turned off: its 16-bit types.
 NCNN_OFF = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
 

@@ -9,19 +9,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import tvm.runtime
 
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Outcome, Status
-from device_agent.session.plan import HostPace, LoadError, Plan
 from device_agent.worker import arguments
-
-if TYPE_CHECKING:
-    from device_agent.emulated.runs import Emulator
-
+from device_agent.worker.plan import Candidate, HostPace, LoadError, Plan
 
 # A model writes a result into memory that was used a few results before; its size decides whether a near cache still
 # has it. Results larger than all caches need no more.
@@ -139,9 +135,9 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     `cold_weights` calls rotate through copies of the large arguments (`arguments.allocate_turns`), and on a real
     board's CPU each finds its other data as in a model (`in_place`).
     """
-    candidate: _Candidate
+    candidate: Candidate
     if plan.emulator is not None:
-        candidate = _load_emulated(spec, library, plan, plan.emulator)
+        candidate = plan.emulator.load_candidate(spec, library.read_bytes(), plan.pace)
     else:
         candidate = _Native(spec, library, in_place=isinstance(plan.pace, HostPace))
     plan.marks.set("loaded_s", time.monotonic())
@@ -184,21 +180,6 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
         before=before,
         after=plan.sensors.read(),
     )
-
-
-class _Candidate(Protocol):
-    """A candidate with its arguments, ready to be called."""
-
-    @property
-    def beside_s(self) -> float:
-        """Untimed duration of one call in a sample."""
-
-    def warm_up(self, calls: int) -> None: ...
-
-    def evaluate(self, number: int, repeat: int) -> list[float]:
-        """Seconds per call of `repeat` samples of `number` calls."""
-
-    def run(self, calls: int) -> float: ...
 
 
 class _Native:
@@ -249,13 +230,3 @@ class _Native:
         for _ in range(calls):
             self._function(*next(self._following))
         return (time.perf_counter() - begun) / calls
-
-
-def _load_emulated(spec: protocol.MeasureSpec, library: Path, plan: Plan, emulator: Emulator) -> _Candidate:
-    """Load the board's own code, on a virtual board."""
-    from device_agent.emulated.runs import Candidate
-
-    candidate = Candidate(emulator, spec, library.read_bytes())
-    # Its cost is deterministic: once known, it need not run again.
-    plan.pace.emulate(lambda: candidate.segments, again=False)
-    return candidate

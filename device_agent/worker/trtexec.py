@@ -19,7 +19,7 @@ import numpy as np
 
 from device_agent.platforms.describe import find_engine_versions, find_trtexec
 from device_agent.protocol import Engine, Outcome, RunDetails, RunSpec, Status
-from device_agent.session.plan import LoadError, Plan
+from device_agent.worker.plan import LoadError, Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from device_agent import processes
-from device_agent.session.plan import Phases
 from device_agent.worker import limits
+from device_agent.worker.plan import Phases
 
 # The limit on a worker's stdout and stderr, and on an exception's text.
 OUTPUT_BYTES = 2000

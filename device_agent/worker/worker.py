@@ -22,8 +22,8 @@ from device_agent import processes, protocol
 from device_agent.errors import AgentError
 from device_agent.platforms import gpu
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.session.plan import LoadError, Marks, OverrunError, Plan
 from device_agent.worker import arguments, engines, kept, limits, timing
+from device_agent.worker.plan import LoadError, Marks, OverrunError, Plan
 from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 
 # Runs in the session while a worker runs: the power sampler.

@@ -86,7 +86,7 @@ def _digest() -> str:
 
 def find_virtual_gpu() -> Path:
     """Return the folder of the virtual GPU's sources."""
-    return _find_package("device_agent") / "virtual" / "gpu"
+    return _find_package("farm") / "virtual" / "gpu"
 
 
 def _find_package(name: str) -> Path:

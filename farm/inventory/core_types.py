@@ -33,7 +33,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "region_s": (1e-8, 1e-2),
 }
 
-# The fitted constants of a core's pipeline; `device_agent/emulated/pipeline.py` has the same list.
+# The fitted constants of a core's pipeline; `farm/virtual/emulated/pipeline.py` has the same list.
 FITTED = ("wait_cycles", "crowding")
 
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
@@ -49,7 +49,7 @@ def find_impossible(name: str, value: float) -> str:
 
 
 class KindCost(documents.StrictModel):
-    """What a kind of instruction does in a core: see `device_agent/emulated/pipeline.py`."""
+    """What a kind of instruction does in a core: see `farm/virtual/emulated/pipeline.py`."""
 
     pipes: tuple[str, ...] = pydantic.Field(min_length=1)
     latency: Count

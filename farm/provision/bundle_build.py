@@ -27,7 +27,7 @@ from farm.provision.wheels import pack_wheel
 
 NAME = "tvm-farm"
 _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
-# A board's agent reads the same variable (device_agent/platforms/board_types.py): the user's types are included.
+# A board's agent reads the same variable (device_agent/board_types.py): the user's types are included.
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
 

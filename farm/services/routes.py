@@ -259,7 +259,7 @@ class VirtualRoute:
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
-            *python_command("-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(transport.seed)),
+            *python_command("-m", "farm.virtual", "serve", "--virtual", board_type, "--seed", str(transport.seed)),
             *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
             *(word for fault in transport.faults for word in ("--fault", fault)),

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from device_agent.listener.fencing import Fences
 from device_agent.protocol import (
     CLAIM,
     DESCRIBE,
@@ -40,6 +39,7 @@ from device_agent.protocol import (
     pack_frame,
     parse_fence_key,
 )
+from device_agent.session.fencing import Fences
 from farm.measure.arrays import pack_arrays
 
 # From rpc_reference.h of 0.27.

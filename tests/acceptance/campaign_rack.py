@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from device_agent.virtual.tree import FAULT
+from device_agent.sysfs import Tree
 from farm.models.onnx_builder import GraphBuilder
+from farm.virtual.client import SimulatedTree
+from farm.virtual.tree import FAULT
 from tests.acceptance.conftest import Home, new_home, wait_until
 
 # Live, so that there is a measurement to meet when something is done to a board.
@@ -81,12 +82,12 @@ class CampaignRack:
         """A virtual board's kernel files as root sees them."""
         for child in self.agent(board).children(recursive=True):
             words = child.cmdline()
-            if "device_agent.virtual.server" in words:
-                return open_tree(f"{VIRTUAL_PREFIX}{words[words.index('--socket') + 1]}.root")
+            if "farm.virtual.server" in words:
+                return SimulatedTree(f"{words[words.index('--socket') + 1]}.root")
         raise LookupError(f"{board} has no hardware")
 
     def harm(self, board: str, fault: str) -> None:
-        """Inject a fault into a virtual board's hardware (`device_agent.virtual.faults`)."""
+        """Inject a fault into a virtual board's hardware (`farm.virtual.faults`)."""
         self.hardware(board).write(FAULT, fault)
 
     def sessions(self, board: str) -> list[psutil.Process]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from device_agent.sysfs import open_tree
 from tests.acceptance.conftest import wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,8 +39,9 @@ class Result:
 
 
 def agent(*words: str, cwd: pathlib.Path = ROOT) -> Result:
+    virtual = "virtual" in " ".join(words) or "--fault" in words
     done = subprocess.run(
-        [sys.executable, "-m", "device_agent", *words],
+        [sys.executable, "-m", "farm.virtual" if virtual else "device_agent", *words],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -165,11 +166,11 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
 @contextlib.contextmanager
 def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[VirtualBoard]:
     board, helper, state = folder / "board", folder / "helper", folder / "state"
-    with running("device_agent.virtual.server", board_type, "--socket", str(board)):
+    with running("farm.virtual.server", board_type, "--socket", str(board)):
         wait_until(board.exists, "the simulator")
-        root = f"{VIRTUAL_PREFIX}{board}"
+        root = f"virtual:{board}"
         with running(
-            *("device_agent.clocks.helper", "--socket", str(helper), "--state-dir", str(state)),
+            *("farm.virtual.helper", "--socket", str(helper), "--state-dir", str(state)),
             *("--root", f"{root}.root"),
         ):
             wait_until(helper.exists, "the clock helper")
@@ -178,7 +179,7 @@ def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[Vir
 
 @contextlib.contextmanager
 def pinning(board: VirtualBoard, *words: str) -> Iterator[subprocess.Popen[str]]:
-    with running("device_agent", "clocks", "pin", *board.options, *words) as process:
+    with running("farm.virtual", "clocks", "pin", *board.options, *words) as process:
         wait_until(lambda: board.read(f"{_CPU0}/scaling_max_freq") == "921600", "the clock to be held")
         yield process
 

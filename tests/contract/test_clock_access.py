@@ -16,7 +16,8 @@ from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.transaction import LocalAccess
 from device_agent.errors import BusyError, HelperUnavailableError, RefusedError, UnsafeError
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.sysfs import Tree, open_tree
+from farm.virtual.client import SimulatedTree
 from tests.clock_tree import A57, CPUS, EMC, GPU_CLASS, PIN, make_tree
 
 PATIENCE_S = 30.0
@@ -62,10 +63,10 @@ def board(
     access, kind = request.param.split("-")
     if kind == "virtual":
         server = folder / "board.sock"
-        start("device_agent.virtual.server", Path(f"{server}.root"), "jetson-tx2", "--socket", str(server))
-        root = f"{VIRTUAL_PREFIX}{server}.root"
+        start("farm.virtual.server", Path(f"{server}.root"), "jetson-tx2", "--socket", str(server))
+        root = f"virtual:{server}.root"
         for cpu in (1, 2):
-            open_tree(root).write(f"{CPUS}/cpu{cpu}/online", "1")
+            SimulatedTree(f"{server}.root").write(f"{CPUS}/cpu{cpu}/online", "1")
     else:
         root = str(make_tree(folder / "root"))
     tree = open_tree(root)
@@ -73,7 +74,7 @@ def board(
         return Board(tree, lambda: LocalAccess(tree, folder / "state"))
     path = folder / "helper.sock"
     options = ("--socket", str(path), "--state-dir", str(folder / "state"), "--root", root)
-    start("device_agent.clocks.helper", path, *options)
+    start("farm.virtual.helper", path, *options)
     return Board(tree, lambda: HelperClient(path))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Engine, Limits, RunSpec
-from device_agent.session.plan import LoadError
 from device_agent.worker import rivals as loaders
+from device_agent.worker.plan import LoadError
 from farm.artifacts.bench import make_variant
 from farm.artifacts.checking import run_reference
 from farm.artifacts.given_model import GivenModel, open_model

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import BoardType, detect, load_board_types
 from device_agent.clocks.controller import Controller
+from device_agent.clocks.platform import Platform
 from device_agent.clocks.transaction import LocalAccess
 from device_agent.errors import BadPointError, ClockError
-from device_agent.platforms.board_types import BoardType, detect, load_board_types
-from device_agent.platforms.platform import Platform
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.sysfs import FileTree
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.tree import FAULT, VirtualTree
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import Load
+from farm.virtual.tree import FAULT, VirtualTree
 
 _TYPES = load_board_types()
 _SIMULATED = {name: known for name, known in _TYPES.items() if known.simulation}

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import BoardType, load_board_types
 from device_agent.clocks.access import AccessStatus
 from device_agent.errors import HelperUnavailableError, SensorError
-from device_agent.platforms.board_types import BoardType, load_board_types
 from device_agent.power import calibrate, energy, ina3221, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import PowerWindow
 from device_agent.sysfs import FileTree
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.tree import FAULT, VirtualTree
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.clocks import Load
+from farm.virtual.tree import FAULT, VirtualTree
 from tests.clocks import Clock
 
 _DEVICES = "sys/bus/i2c/devices"

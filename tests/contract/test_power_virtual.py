@@ -7,12 +7,12 @@ import statistics
 
 import pytest
 
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.tree import VirtualTree
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.clocks import Load
+from farm.virtual.tree import VirtualTree
 from tests.clocks import Clock
 
 _TYPES = load_board_types()

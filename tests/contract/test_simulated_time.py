@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import load_board_types
 from device_agent.platforms.board_time import BoardTime, HostTime
-from device_agent.platforms.board_types import load_board_types
 from device_agent.platforms.evidence import Sensors
 from device_agent.power import calibrate
 from device_agent.power.sensors import find_sensors
 from device_agent.protocol import Energy, EnergySpec
 from device_agent.session.measurement import Observer
-from device_agent.session.plan import Plan
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.history import OwnClock
-from device_agent.virtual.lapse import LapsedTime, LookBack
-from device_agent.virtual.pace import Pace
-from device_agent.virtual.tree import VirtualTree
-from device_agent.virtual.work import Work, WorkBook
+from device_agent.worker.plan import Plan
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.history import OwnClock
+from farm.virtual.lapse import LapsedTime, LookBack
+from farm.virtual.pace import Pace
+from farm.virtual.tree import VirtualTree
+from farm.virtual.work import Work, WorkBook
 
 # Of all boards that of the quickest sensors, so that live windows are short.
 _TYPE = load_board_types()["jetson-orin-nano-8gb"]

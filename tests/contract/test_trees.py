@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import texts
-from device_agent.sysfs import VIRTUAL_PREFIX, FileTree, Tree, list_names, open_tree, read_int, read_ints, read_text
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.client import SimulatedTree
-from device_agent.virtual.tree import VirtualTree
+from device_agent.sysfs import FileTree, Tree, list_names, open_tree, read_int, read_ints, read_text
+from farm.virtual.board import VirtualBoard
+from farm.virtual.client import SimulatedTree
+from farm.virtual.tree import VirtualTree
 
 _POLICY = "/sys/devices/system/cpu/cpufreq/policy0"
 _ZONES = "/sys/class/thermal"
@@ -57,7 +57,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [
         sys.executable,
         "-m",
-        "device_agent.virtual.server",
+        "farm.virtual.server",
         "jetson-nano",
         "--socket",
         path,
@@ -154,7 +154,7 @@ def test_only_models_say_that_they_are_simulated(tree: Tree) -> None:
 
 def test_a_simulators_socket_opens_as_a_root(simulator: str, tmp_path: Path) -> None:
     """`virtual:SOCKET` and folders are both roots; a folder that is not there is an error."""
-    assert open_tree(VIRTUAL_PREFIX + simulator).simulated
+    assert open_tree(f"virtual:{simulator}").simulated
     assert not open_tree(str(tmp_path)).simulated
     with pytest.raises(NotADirectoryError):
         open_tree(str(tmp_path / "nothing"))

@@ -27,10 +27,8 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from device_agent.platforms import board_types as agent_types
-from device_agent.platforms import gpu
+from device_agent import board_types as agent_types
 from device_agent.protocol import GPU, Engine, RunSpec, Status
-from device_agent.virtual import gpu_time
 from device_agent.worker import engines
 from farm.artifacts.compile import compile_model
 from farm.gpu import code
@@ -40,6 +38,7 @@ from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
 from farm.search import gpus, target, tvm_env
 from farm.search.build import builder, lowering
+from farm.virtual import gpu_driver, gpu_time
 from tests.gpu import check
 from tests.integration import test_gpu_families as families
 
@@ -132,7 +131,7 @@ class Bundle:
         self._hz = float(max(facts.freqs_hz))
         self._facts = {"memory_bytes_per_s": facts.memory_bytes_per_s, "stretch": 1}
         code.prepare(work)
-        gpu.use_folder(code.find_folder(work), agent_types.load_board_types()[BOARD], simulated=True)
+        gpu_driver.use_folder(code.find_folder(work), agent_types.load_board_types()[BOARD])
 
     def write(self, name: str, library: bytes) -> str:
         """Add a library to the folder; return its name there."""

@@ -270,9 +270,9 @@ def main() -> int:
     begun = time.monotonic()
     manifest = json.loads((HERE / "manifest.json").read_text(encoding="utf-8"))
     if manifest["virtual"]:
-        os.environ[gpu.DRIVER_VARIABLE] = str(LIBRARIES / gpu.VIRTUAL_DRIVER)
-        os.environ.setdefault(gpu.VIRTUAL_VARIABLE, "prove=1;estimate=0")
-    gpu.use_folder(LIBRARIES, None, simulated=False)
+        os.environ[gpu.DRIVER_VARIABLE] = str(LIBRARIES / "libcuda_virtual.so")
+        os.environ.setdefault("TVM_FARM_VIRTUAL_GPU", "prove=1;estimate=0")
+    gpu.use_folder(LIBRARIES, None)
     if options.once:
         run_once([[*manifest["programs"], manifest["control"]][at] for at in options.once])
         return 0

@@ -135,7 +135,7 @@ class BoardHost(Cable):
         """Start the agent alone, on 9090 of its machine's own loopback; the Python code `program` runs in it first."""
         work = self.folder / "tmp"
         work.mkdir(exist_ok=True)
-        program += "\nimport sys; from device_agent.agent import main; sys.exit(main())"
+        program += "\nimport sys; from farm.virtual.agent import main; sys.exit(main())"
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", program, "serve"]
         # A kernel costs the same after a restart, also where this machine is busier by then.
         command += ["--virtual", self.board_type, "--work-folder", str(self.folder / "work"), "--name", self.name]

@@ -158,7 +158,8 @@ def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         name = f"board-{len(agents)}"
         folder = folder or tmp_path_factory.mktemp(name)
         ready, log_path = folder / f"{name}.json", folder / f"{name}.log"
-        command = [sys.executable, "-m", "device_agent", "serve", "--name", name, "--ready-file", str(ready), *options]
+        program = "farm.virtual" if "virtual" in " ".join(options) else "device_agent"
+        command = [sys.executable, "-m", program, "serve", "--name", name, "--ready-file", str(ready), *options]
         if "--virtual" in options:
             command += ["--work-folder", str(work)]
         with log_path.open("wb") as log:

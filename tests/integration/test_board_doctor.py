@@ -229,7 +229,7 @@ def test_sensors_are_looked_for_again(
         return sensors.detail
 
     assert "POM_5V_IN: no energy: POM_5V_IN is not a number" in check()
-    command = [sys.executable, "-m", "device_agent", "doctor", *options]
+    command = [sys.executable, "-m", "farm.virtual" if "--virtual" in options else "device_agent", "doctor", *options]
     doctor = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     assert "no energy: POM_5V_IN is not a number" in doctor
     assert "no energy: POM_5V_IN cannot be read" in doctor

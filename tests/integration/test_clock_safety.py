@@ -27,7 +27,8 @@ import pytest
 
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.sysfs import Tree
+from farm.virtual.client import SimulatedTree
 from tests import fuzzing
 from tests.integration.conftest import PATIENCE_S, ROOT, Agent, wait_until
 
@@ -77,9 +78,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.socket = self.folder / "board.sock"
-        self.simulator = self._start("device_agent.virtual.server", "jetson-tx2", "--socket", str(self.socket))
+        self.simulator = self._start("farm.virtual.server", "jetson-tx2", "--socket", str(self.socket))
         wait_until(self.socket.exists, "the simulator")
-        self.tree = open_tree(f"{VIRTUAL_PREFIX}{self.socket}")
+        self.tree = SimulatedTree(f"{self.socket}")
         self.at_boot = read_state(self.tree)
 
     def _start(self, module: str, *options: str) -> subprocess.Popen[bytes]:
@@ -90,16 +91,16 @@ class Bench:
         helper_socket = self.folder / "helper.sock"
         if self.helper is None or self.helper.poll() is not None:
             self.helper = self._start(
-                "device_agent.clocks.helper",
+                "farm.virtual.helper",
                 *("--socket", str(helper_socket), "--state-dir", str(self.folder / "state")),
-                *("--root", f"{VIRTUAL_PREFIX}{self.socket}.root"),
+                *("--root", f"virtual:{self.socket}.root"),
             )
             wait_until(lambda: _answers(helper_socket), "the clock helper")
         if self.agent is None or self.agent.process.poll() is not None:
             (self.folder / "tmp").mkdir(exist_ok=True)
             with _STARTING:
                 self.agent = self.start_agent(
-                    *("--root", f"{VIRTUAL_PREFIX}{self.socket}", "--clock-helper", str(helper_socket)),
+                    *("--root", f"virtual:{self.socket}", "--clock-helper", str(helper_socket)),
                     *("--board-type", "jetson-tx2", "--port", "9300", "--port-end", "9499"),
                 )
 

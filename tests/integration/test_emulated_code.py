@@ -15,17 +15,17 @@ import psutil
 import pytest
 
 from device_agent import protocol
-from device_agent.agent import Rig
-from device_agent.emulated.client import Emulation, Placed, ProgramError
-from device_agent.emulated.pipeline import load_core
-from device_agent.emulated.runs import Emulator, Execution, collect
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
 from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
+from farm.virtual.emulated.client import Emulation, Placed, ProgramError
+from farm.virtual.emulated.pipeline import load_core
+from farm.virtual.emulated.runs import Emulator, Execution, collect
+from farm.virtual.rig import VirtualRig
 from tests import together
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
@@ -61,7 +61,7 @@ def natives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def emulator(natives: pathlib.Path) -> Iterator[Emulator]:
     """The emulator's process, as an agent starts it."""
-    with Rig() as rig:
+    with VirtualRig() as rig:
         types = load_board_types()
         found = rig.start_emulator(natives, types["jetson-nano"].clusters)
         assert found is not None
@@ -264,11 +264,11 @@ def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: b
         each
         for each in own.children()
         if each.status() != psutil.STATUS_ZOMBIE  # other tests' processes that are not reaped yet
-        and {"device_agent.emulated", str(emulator.socket)} <= set(each.cmdline())
+        and {"farm.virtual.emulated", str(emulator.socket)} <= set(each.cmdline())
     ]
     before = set(server.children())  # those of other clients may be ending
     script = (
-        "import json, pathlib, sys; from device_agent.emulated.runs import Emulator;"
+        "import json, pathlib, sys; from farm.virtual.emulated.runs import Emulator;"
         "socket, core, library = sys.argv[1:];"
         "emulator = Emulator(pathlib.Path(socket), json.loads(core));"
         "opened = emulator.open(pathlib.Path(library).read_bytes(), 4096, 4096);"
@@ -368,7 +368,7 @@ def test_a_later_core_has_its_own_instructions(
 ) -> None:
     """A Raspberry Pi 5 computes in half precision and multiplies four bytes at a time, which a Nano does not know."""
     board_type, compiled, values, wanted = compile_small_model("raspberry-pi-5", "tiny-cnn", weights, in_8_bits)
-    with Rig() as rig:
+    with VirtualRig() as rig:
         runs = [rig.start_emulator(natives, load_board_types()[name].clusters) for name in (board_type, "jetson-nano")]
         own, other = (
             Execution(

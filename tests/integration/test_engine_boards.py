@@ -27,7 +27,7 @@ from device_agent.protocol import (
     Status,
     TensorSpec,
 )
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.sysfs import Tree
 from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left
 from farm.campaign.engine.host import HostBoard
@@ -39,6 +39,7 @@ from farm.crew.held_board import Ended
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Board, Lease
+from farm.virtual.client import SimulatedTree
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, Agent, wait_until
 
@@ -123,7 +124,7 @@ class Bench:
     def hardware(self, name: str) -> Tree:
         """A virtual board's kernel files as root sees them."""
         [socket] = self.agents[name].folder.glob("device-rig-*/board.sock")
-        return open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+        return SimulatedTree(f"{socket}.root")
 
     def wait_note(self, text: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

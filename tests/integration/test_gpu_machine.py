@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from device_agent.protocol.processors import START_S, find_processor
-from device_agent.virtual import gpu_time
 from farm.gpu import code
+from farm.virtual import gpu_time
 from tests.integration.conftest import ROOT
 from tests.integration.virtual_gpu import assemble
 

@@ -129,8 +129,8 @@ _FIRST_LOOK = """
 import json
 import tvm.runtime  # the agent has it before it forks: the driver alone is waited for
 from device_agent.platforms import gpu
-from device_agent.platforms.board_types import load_board_types
-gpu.use_folder(None, load_board_types()["jetson-nano"], False)
+from device_agent.board_types import load_board_types
+gpu.use_folder(None, load_board_types()["jetson-nano"])
 print(json.dumps([gpu.__file__, *gpu.describe()]))
 """
 

@@ -34,7 +34,7 @@ if action == "off" and pid.exists():
     os.killpg(int(pid.read_text()), signal.SIGKILL)
     pid.unlink()
 if action == "on":
-    command = [sys.executable, "-m", "device_agent", "serve", "--virtual", "jetson-nano", "--name", name,
+    command = [sys.executable, "-m", "farm.virtual", "serve", "--virtual", "jetson-nano", "--name", name,
                "--tracker", f"127.0.0.1:{{port}}"]
     with (folder / f"{{name}}.log").open("ab") as out:
         board = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)

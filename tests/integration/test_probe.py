@@ -16,7 +16,7 @@ import pytest
 
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol import OperatingPoint, PinStatus
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.sysfs import Tree
 from farm.connectivity.tracker import Tracker
 from farm.crew.crew import Crew
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
@@ -27,6 +27,7 @@ from farm.services.probe import Prober, ProbeReport
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Virtual
+from farm.virtual.client import SimulatedTree
 from tests.awaiting import await_here
 from tests.integration.conftest import Agent, wait_until
 from tests.together import run_folder
@@ -55,7 +56,7 @@ def start_nano(tracker: Any, start_agent: Callable[..., Agent], *options: str) -
 def open_hardware(agent: Agent) -> Tree:
     """A virtual board's kernel files as root sees them."""
     (socket,) = agent.folder.glob("device-rig-*/board.sock")
-    return open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+    return SimulatedTree(f"{socket}.root")
 
 
 def name_of(agent: Agent) -> str:

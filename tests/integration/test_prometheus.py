@@ -74,7 +74,7 @@ def coordinator(
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     port = find_free_port()
     folder = tmp_path_factory.mktemp("board")
-    command = [sys.executable, "-m", "device_agent", "metrics", "--virtual", "jetson-nano", "--name", "sim-1"]
+    command = [sys.executable, "-m", "farm.virtual", "metrics", "--virtual", "jetson-nano", "--name", "sim-1"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", str(port)], cwd=ROOT, stderr=log, env=os.environ | {"TMPDIR": str(folder)}

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import OperatingPoint
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.tree import Hardware
 from farm.inventory.board_types import require_board_type
 from farm.sweep.export import nvpmodel as export_script
 from farm.sweep.export.chosen import Chosen
+from farm.virtual.board import VirtualBoard
+from farm.virtual.tree import Hardware
 from tests import clock_tree
 from tests.unit.sweep_documents import chosen_point
 from tests.unit.virtual_boards import SIMULATED, make_board

@@ -28,9 +28,10 @@ from device_agent.protocol import (
     Status,
     TensorSpec,
 )
-from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.sysfs import Tree
 from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
+from farm.virtual.client import SimulatedTree
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 
@@ -55,7 +56,7 @@ def board(nano: Agent) -> Iterator[BlockingSession]:
 def hardware(nano: Agent) -> Iterator[Tree]:
     """The board's kernel files as root sees them; faults are taken away afterwards."""
     (socket,) = nano.folder.glob("device-rig-*/board.sock")
-    tree = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+    tree = SimulatedTree(f"{socket}.root")
     yield tree
     tree.write("/sys/virtual/fault", "clear")
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from device_agent.virtual.client import SimulatedTree
-from device_agent.virtual.tree import CLOCKS, ENERGY, FAULT, LOAD, TIME
+from farm.virtual.client import SimulatedTree
+from farm.virtual.tree import CLOCKS, ENERGY, FAULT, LOAD, TIME
 from tests.integration.conftest import PATIENCE_S, wait_until
 
 _CUR = "/sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq"
@@ -34,7 +34,7 @@ class Simulator:
     def __init__(self, path: Path, *options: str) -> None:
         self.path = str(path)
         ready, written = os.pipe()
-        command = [sys.executable, "-m", "device_agent.virtual.server", "jetson-nano", "--socket", self.path, *options]
+        command = [sys.executable, "-m", "farm.virtual.server", "jetson-nano", "--socket", self.path, *options]
         self.process = subprocess.Popen(
             [*command, "--exit-with-parent", "--ready-fd", str(written)], pass_fds=[written], stderr=subprocess.PIPE
         )
@@ -288,7 +288,7 @@ def test_many_files_are_one_question_and_each_may_fail(start: Start) -> None:
 def test_a_wrong_start_says_what_is_wrong(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     """Exit code 2 and one line; no socket is left."""
     path = tmp_path / "board.sock"
-    command = [sys.executable, "-m", "device_agent.virtual.server", *arguments, "--socket", str(path)]
+    command = [sys.executable, "-m", "farm.virtual.server", *arguments, "--socket", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert words in done.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from device_agent.virtual import gpu_time
 from farm.gpu import code, ptx
+from farm.virtual import gpu_time
 
 Array = npt.NDArray[Any]
 ROOMY = ptx.PtxLimits(65536, 49152, 1024)

@@ -9,8 +9,8 @@ import pytest
 from device_agent.platforms.evidence import Sensors
 from device_agent.protocol import Evidence, Outcome, StartConditions, Status
 from device_agent.session import measurement
-from device_agent.session.plan import Marks, Phases
 from device_agent.sysfs import FileTree
+from device_agent.worker.plan import Marks, Phases
 
 HELD = {0: 921_600_000, 1: 921_600_000}
 STEADY = Evidence(

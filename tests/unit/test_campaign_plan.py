@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.clocks.controller import Controller
-from device_agent.platforms.platform import Platform
+from device_agent.clocks.platform import Platform
 from device_agent.protocol import Clocks, Description, DomainClocks
-from device_agent.virtual.tree import VirtualTree
 from farm.campaign.plan import (
     ASSUMED_BUILD_S,
     CampaignPlan,
@@ -43,6 +42,7 @@ from farm.settings import Settings
 from farm.store.totals import TrialCosts
 from farm.types.documents import BoardInfo
 from farm.values import Workload
+from farm.virtual.tree import VirtualTree
 from tests.board_rows import make_row
 from tests.unit.virtual_boards import board_types, make_board
 

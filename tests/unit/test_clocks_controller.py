@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import BoardType
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.controller import Controller
+from device_agent.clocks.platform import Platform
 from device_agent.errors import AgentError, BusyError, ClockError, HelperUnavailableError, RefusedError, UnsafeError
-from device_agent.platforms.board_types import BoardType
-from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint, PinStatus
 from device_agent.protocol.hardware import Cluster, Memory
 from device_agent.sysfs import FileTree

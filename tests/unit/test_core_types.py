@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from device_agent.emulated.pipeline import load_core
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
+from farm.virtual.emulated.pipeline import load_core
 
 
 def test_an_overlay_replaces_figures(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

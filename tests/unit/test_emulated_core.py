@@ -11,14 +11,14 @@ import hypothesis.strategies as st
 import pytest
 import yaml
 
-from device_agent.emulated import estimate
-from device_agent.emulated.elf import Elf, ElfError
-from device_agent.emulated.estimate import Block, Estimator, Misses, merge
-from device_agent.emulated.isa import Decoder, find_kind
-from device_agent.emulated.pipeline import Pipeline, load_core
-from device_agent.emulated.runs import read_executable
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import count_seconds
+from farm.virtual.emulated import estimate
+from farm.virtual.emulated.elf import Elf, ElfError
+from farm.virtual.emulated.estimate import Block, Estimator, Misses, merge
+from farm.virtual.emulated.isa import Decoder, find_kind
+from farm.virtual.emulated.pipeline import Pipeline, load_core
+from farm.virtual.emulated.runs import read_executable
 
 ROOT = pathlib.Path(__file__).parents[2]
 DESCRIBED = sorted(path.stem for path in (ROOT / "inventory/core_types").glob("*.yaml") if load_core(path.stem))
@@ -229,7 +229,7 @@ def test_what_is_no_library_is_refused(data: bytes) -> None:
 def test_the_agent_never_loads_the_emulator() -> None:
     """Only the emulator's own process imports Unicorn: modules that the agent imports never import it."""
     own = {"machine", "server", "__main__"}
-    for path in (ROOT / "device_agent").rglob("*.py"):
+    for path in (ROOT / "farm" / "virtual").rglob("*.py"):
         if path.parent.name == "emulated" and path.stem in own:
             continue
         names = {
@@ -237,7 +237,7 @@ def test_the_agent_never_loads_the_emulator() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.ImportFrom) and node.module
         }
-        assert not {f"device_agent.emulated.{name}" for name in own} & names, path
+        assert not {f"farm.virtual.emulated.{name}" for name in own} & names, path
 
 
 segments = st.lists(

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from device_agent.listener import fencing
-from device_agent.listener.fencing import Claimant, ClaimLine, Fences
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, ProtocolError, fence_key, parse_fence_key
+from device_agent.session import fencing
+from device_agent.session.fencing import Claimant, ClaimLine, Fences
 
 
 def test_the_greatest_lease_of_a_store_counts(tmp_path: pathlib.Path) -> None:

@@ -9,14 +9,15 @@ import pathlib
 
 import pytest
 
+from device_agent.board_types import load_board_types as load_for_agent
 from device_agent.platforms import gpu
-from device_agent.platforms.board_types import load_board_types as load_for_agent
 from device_agent.protocol import GPU, PROTOCOL_VERSION, Description, Engine, ProtocolError, RunSpec, Status
 from farm.artifacts.manifest import GpuCode
 from farm.artifacts.on_board import require_gpu
 from farm.errors import PermanentError, UsageError
 from farm.gpu import code, ptx
 from farm.inventory.board_types import load_board_types
+from farm.virtual import gpu_driver
 
 # With the headers that TVM writes before its kernels.
 SOURCE = """
@@ -175,12 +176,12 @@ def test_the_drivers_errors_are_outcomes() -> None:
 
 def test_a_virtual_board_plays_its_types_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Architecture, driver, memory and limits are the type's; a type without a GPU has none."""
-    for name in ("TVM_FARM_GPU_PLUGIN", gpu.DRIVER_VARIABLE, gpu.VIRTUAL_VARIABLE):
+    for name in ("TVM_FARM_GPU_PLUGIN", gpu.DRIVER_VARIABLE, gpu_driver.VARIABLE):
         monkeypatch.setenv(name, "")
-    gpu.use_folder(tmp_path, load_for_agent()["jetson-tx2"], True)
-    played = dict(pair.split("=") for pair in os.environ[gpu.VIRTUAL_VARIABLE].split(";") if pair)
+    gpu_driver.use_folder(tmp_path, load_for_agent()["jetson-tx2"])
+    played = dict(pair.split("=") for pair in os.environ[gpu_driver.VARIABLE].split(";") if pair)
     assert (played["capability"], played["driver"], played["registers"]) == ("62", "10020", "32768")
-    gpu.use_folder(tmp_path, load_for_agent()["raspberry-pi-4"], True)
+    gpu_driver.use_folder(tmp_path, load_for_agent()["raspberry-pi-4"])
     assert gpu.describe() == ("", "")
 
 

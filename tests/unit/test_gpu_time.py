@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.virtual import gpu_time
+from farm.virtual import gpu_time
 
 FACTS = {"arch": "sm_53", "processors": 1, "memory_bytes_per_s": 25.6e9, "stretch": 1.0}
 

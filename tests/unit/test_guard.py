@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import load_board_types
 from device_agent.clocks import guard
 from device_agent.clocks.guard import Snapshot
 from device_agent.clocks.transaction import LocalAccess, Transaction
 from device_agent.errors import BusyError, ClockError, RefusedError, UnsafeError
-from device_agent.platforms.board_types import load_board_types
 from device_agent.sysfs import FileTree
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.tree import FAULT, VirtualTree
+from farm.virtual.board import VirtualBoard
+from farm.virtual.tree import FAULT, VirtualTree
 from tests.clock_tree import A57, CPUS, DENVER, EMC, EMC_CAP, GPU, make_tree, read_all
 
 _MIN, _MAX, _GOVERNOR = (f"{A57}/scaling_{name}" for name in ("min_freq", "max_freq", "governor"))

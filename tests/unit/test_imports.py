@@ -35,8 +35,8 @@ ALLOWED["tvm_ffi"] = ALLOWED["tvm"] + r"|device_agent/agent\.py"
 for _package in ("fastapi", "starlette", "uvicorn"):
     ALLOWED[_package] = r"farm/web/(?!running)\w+\.py"
 # Its licence asks for a process of its own: what the agent imports must not import it.
-ALLOWED["unicorn"] = r"device_agent/emulated/machine\.py"
-ALLOWED["capstone"] = r"device_agent/emulated/isa\.py"
+ALLOWED["unicorn"] = r"farm/virtual/emulated/machine\.py"
+ALLOWED["capstone"] = r"farm/virtual/emulated/isa\.py"
 _SLOW_TO_LOAD = re.compile(rf"(?m)^\s*(?:import|from)\b.*\b(?:{'|'.join(ALLOWED)})\b")
 
 

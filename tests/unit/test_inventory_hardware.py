@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.platforms import board_types as agent_side
+from device_agent import board_types as agent_side
 from farm.errors import UsageError
 from farm.inventory import board_types, documents
 

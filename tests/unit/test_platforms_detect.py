@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.platforms.board_types import BoardType, Identity, detect, load_board_types, read_identity
+from device_agent.board_types import BoardType, Identity, detect, load_board_types, read_identity
 from device_agent.protocol.hardware import Detect
 from device_agent.sysfs import FileTree
 

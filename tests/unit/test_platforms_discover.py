@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_types import BoardType, load_board_types
 from device_agent.clocks.controller import Controller, find_lock
+from device_agent.clocks.platform import Platform
 from device_agent.errors import BadPointError
-from device_agent.platforms.board_types import BoardType, load_board_types
-from device_agent.platforms.platform import Platform
 from device_agent.protocol import Clocks, DomainClocks
 from device_agent.protocol.hardware import Cluster, Gpu
 from device_agent.sysfs import FileTree

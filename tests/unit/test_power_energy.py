@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from device_agent.platforms.board_types import BoardType
+from device_agent.board_types import BoardType
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import find_sensors
 from device_agent.power.trace import Recorder, Trace

@@ -228,7 +228,7 @@ def test_what_starts_on_a_board_is_compiled_when_it_is_installed() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     folder = find_agent_source()
     own = {".".join(path.relative_to(folder.parent).with_suffix("").parts) for path in folder.rglob("*.py")}
-    simulated = {name for name in own if name.startswith(("device_agent.virtual.", "device_agent.emulated."))}
+    simulated = {name for name in own if name.startswith(("farm.virtual.", "farm.virtual.emulated."))}
     entry = {name for name in own if name.endswith("__")}
     assert own - simulated - entry - set(done.stdout.split()) == set()
 

@@ -9,13 +9,13 @@ import pytest
 
 from device_agent.clocks.power_mode import Mode, parse_configuration
 from device_agent.protocol import OperatingPoint
-from device_agent.virtual.power_modes import render_configuration
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.sweep.export import chosen as export
 from farm.sweep.export import nvpmodel
 from farm.sweep.export.chosen import Chosen
 from farm.sweep.export.nvpmodel import export_nvpmodel
+from farm.virtual.power_modes import render_configuration
 from tests.unit import sweep_documents
 from tests.unit.sweep_documents import chosen_point
 from tests.unit.virtual_boards import make_board

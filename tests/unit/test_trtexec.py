@@ -10,8 +10,8 @@ import pytest
 from device_agent.platforms.describe import find_engine_versions
 from device_agent.platforms.evidence import Sensors
 from device_agent.protocol import GPU, Engine, Evidence, RunSpec
-from device_agent.session.plan import LoadError, Plan
 from device_agent.worker import trtexec
+from device_agent.worker.plan import LoadError, Plan
 
 FAKE = """#!/bin/sh
 echo "$@" >> {log}

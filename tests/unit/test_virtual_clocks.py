@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.virtual.clocks import LimitedClock, Load, MemoryClock
+from farm.virtual.clocks import LimitedClock, Load, MemoryClock
 from tests.unit.virtual_boards import SIMULATED, board_types, make_board
 
 TABLE = (100, 200, 300, 400)

@@ -10,15 +10,15 @@ import pytest
 
 from device_agent.platforms.board_time import HostTime
 from device_agent.platforms.evidence import Sensors
-from device_agent.session.plan import Plan
-from device_agent.virtual import gpu_time
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.gpu_time import Kernel
-from device_agent.virtual.history import OwnClock
-from device_agent.virtual.lapse import LapsedTime, LookBack
-from device_agent.virtual.pace import Pace
-from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
-from device_agent.virtual.work import Work, WorkBook
+from device_agent.worker.plan import Plan
+from farm.virtual import gpu_time
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.gpu_time import Kernel
+from farm.virtual.history import OwnClock
+from farm.virtual.lapse import LapsedTime, LookBack
+from farm.virtual.pace import Pace
+from farm.virtual.tree import CLOCKS, FAULT, VirtualTree
+from farm.virtual.work import Work, WorkBook
 from tests.unit.virtual_boards import make_board
 
 SECOND = Work(1.0, 0.0)

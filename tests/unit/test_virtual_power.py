@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from device_agent.virtual.board import TOTAL, VirtualBoard, interpolate_v
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.parameters import Spread, draw_individual, read_simulation
+from farm.virtual.board import TOTAL, VirtualBoard, interpolate_v
+from farm.virtual.clocks import Load
+from farm.virtual.parameters import Spread, draw_individual, read_simulation
 from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
 
 

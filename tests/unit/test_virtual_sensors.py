@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.tree import VirtualTree
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import Load
+from farm.virtual.tree import VirtualTree
 from tests.unit.virtual_boards import Clock, board_types, make_board
 
 _NANO = "/sys/bus/i2c/devices/6-0040/iio:device0"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from device_agent.session.plan import OverrunError
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import Load
-from device_agent.virtual.history import START_S, OwnClock
-from device_agent.virtual.lapse import LapsedTime, LookBack
-from device_agent.virtual.pace import Pace
-from device_agent.virtual.tree import CLOCKS, FAULT, LOAD, PACE, TIME, VirtualTree
-from device_agent.virtual.work import Work, WorkBook
+from device_agent.worker.plan import OverrunError
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import Load
+from farm.virtual.history import START_S, OwnClock
+from farm.virtual.lapse import LapsedTime, LookBack
+from farm.virtual.pace import Pace
+from farm.virtual.tree import CLOCKS, FAULT, LOAD, PACE, TIME, VirtualTree
+from farm.virtual.work import Work, WorkBook
 from tests.unit.virtual_boards import board_types, make_board
 
 

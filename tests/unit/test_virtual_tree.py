@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.faults import parse_fault
-from device_agent.virtual.tree import FAULT, LOAD, TIME, VirtualTree
+from farm.virtual.board import VirtualBoard
+from farm.virtual.faults import parse_fault
+from farm.virtual.tree import FAULT, LOAD, TIME, VirtualTree
 from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
 
 _CPUS = "/sys/devices/system/cpu"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, TensorSpec
-from device_agent.virtual.pace import name_content
-from device_agent.virtual.work import Work, WorkBook, establish, split_work
+from farm.virtual.pace import name_content
+from farm.virtual.work import Work, WorkBook, establish, split_work
 
 
 class Machine:

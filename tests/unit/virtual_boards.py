@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from device_agent.platforms.board_types import BoardType, load_board_types
-from device_agent.virtual.board import VirtualBoard
+from device_agent.board_types import BoardType, load_board_types
+from farm.virtual.board import VirtualBoard
 from tests.clocks import Clock as Clock
 
 

@@ -13,7 +13,7 @@ from farm.search.gpus import TargetGpu
 
 # Assumed: the cost of a barrier; memory latency (Jia et al. 2018, arXiv 1804.06826); most independent FMAs of a thread.
 _BARRIER_CYCLES, _MEMORY_CYCLES, _MOST_PARALLEL = 40.0, 350.0, 6
-# Bytes that a processor exchanges with L2 in a cycle (`device_agent/virtual/gpu/play.cc`).
+# Bytes that a processor exchanges with L2 in a cycle (`farm/virtual/gpu/play.cc`).
 PORT_BYTES = 16.0
 # Registers for addresses and loop counters beside a thread's values.
 OTHER_REGISTERS = 22

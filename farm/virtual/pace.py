@@ -21,11 +21,11 @@ import numpy as np
 
 from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import GPU, MeasureSpec, RunSpec, Segment, count_seconds
-from device_agent.session.plan import OverrunError
 from device_agent.sysfs import Tree
-from device_agent.virtual import gpu_time, work
-from device_agent.virtual.lapse import WorkersTime
-from device_agent.virtual.tree import CLOCKS, LOAD, PACE
+from device_agent.worker.plan import OverrunError
+from farm.virtual import gpu_time, work
+from farm.virtual.lapse import WorkersTime
+from farm.virtual.tree import CLOCKS, LOAD, PACE
 
 # TVM's name of a client's `time_evaluator`.
 _EVALUATOR = "runtime.RPCTimeEvaluator"
@@ -133,7 +133,7 @@ class Pace:
     ) -> None:
         """`limit_s` is the board's time limit; `folder` caches the cost of work, None for no cache.
 
-        `core`: the board's own code is emulated for this core (`device_agent/emulated/pipeline.py`).
+        `core`: the board's own code is emulated for this core (`farm/virtual/emulated/pipeline.py`).
         """
         self._on_gpu, self._core = on_gpu, core
         self._read_cost: Callable[[], Sequence[Segment]] | None = None
@@ -154,6 +154,7 @@ class Pace:
         self._shown: str | None = None
 
     def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        """Declare the code as emulated: `read_cost` returns the last call's cost. `again`: also if that is known."""
         self._read_cost, self._again = read_cost, again
 
     def begin(self) -> float:

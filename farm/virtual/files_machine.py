@@ -6,10 +6,10 @@ import errno
 import uuid
 from collections.abc import Callable
 
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import refuse
-from device_agent.virtual.files import Files, parse_number
-from device_agent.virtual.sensors import BUS_STEP_V, SAMPLES, SHUNT_STEP_V, Chip, uniform
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import refuse
+from farm.virtual.files import Files, parse_number
+from farm.virtual.sensors import BUS_STEP_V, SAMPLES, SHUNT_STEP_V, Chip, uniform
 
 # Unset limits, as the drivers print them.
 _NO_LIMIT_MA = 32760

@@ -29,7 +29,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclasses.dataclass(frozen=True)
 class BoardType(Message):
-    """A board type. `device_agent/virtual/` reads `simulation`."""
+    """A board type. `farm/virtual/` reads `simulation`."""
 
     name: str
     title: str = ""
@@ -54,7 +54,7 @@ UNKNOWN = BoardType(name=GENERIC, title="Linux board of no known type")
 
 def find_inventory_folders() -> tuple[Path, ...]:
     """Folders with board types: the project's (beside the package or in a checkout), then the user's."""
-    here = Path(__file__).resolve().parents[1]
+    here = Path(__file__).resolve().parent
     own = (here.parent / "farm" / "inventory" / "data" / "board_types", here.parent / "inventory" / "board_types")
     folders = [folder for folder in own if folder.is_dir()][:1]
     if extra := os.environ.get(EXTRA_FOLDER_VARIABLE):

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from device_agent.emulated.isa import Instruction
-from device_agent.platforms.board_types import find_inventory_folders
+from device_agent.board_types import find_inventory_folders
+from farm.virtual.emulated.isa import Instruction
 
 FOLDER = "core_types"
 # Names a folder with constants fitted to a board, one YAML file per core type; the farm reads the same one.

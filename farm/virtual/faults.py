@@ -11,9 +11,9 @@ import fnmatch
 import math
 from collections.abc import Callable
 
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import LimitedClock, MemoryClock, refuse
-from device_agent.virtual.sensors import Chip
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import LimitedClock, MemoryClock, refuse
+from farm.virtual.sensors import Chip
 
 # kind -> its argument; "" for none, in brackets if optional
 KINDS = {

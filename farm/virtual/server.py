@@ -1,6 +1,6 @@
 """A virtual board as a separate process: "the hardware", which survives the crashes of its users.
 
-`python -m device_agent.virtual.server TYPE --socket PATH` serves every user at PATH, and root at PATH.root. One thread,
+`python -m farm.virtual.server TYPE --socket PATH` serves every user at PATH, and root at PATH.root. One thread,
 one loop; `client.py` describes the messages.
 """
 
@@ -23,13 +23,13 @@ from types import FrameType
 from typing import Any
 
 from device_agent import processes
-from device_agent.platforms.board_types import load_board_types
+from device_agent.board_types import load_board_types
 from device_agent.protocol import ProtocolError
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.client import MAX_BYTES, SIZE
-from device_agent.virtual.faults import KINDS
-from device_agent.virtual.history import OwnClock
-from device_agent.virtual.tree import FAULT, Hardware, VirtualTree
+from farm.virtual.board import VirtualBoard
+from farm.virtual.client import MAX_BYTES, SIZE
+from farm.virtual.faults import KINDS
+from farm.virtual.history import OwnClock
+from farm.virtual.tree import FAULT, Hardware, VirtualTree
 
 ROOT_SUFFIX = ".root"
 _BACKLOG = 64
@@ -234,7 +234,7 @@ def _listen(path: str, mode: int) -> socket.socket:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m device_agent.virtual.server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m farm.virtual.server", description=__doc__)
     parser.add_argument("type", metavar="TYPE", help="board type, e.g. jetson-nano")
     parser.add_argument("--socket", required=True, metavar="PATH", help="where to serve; root's socket is PATH.root")
     parser.add_argument("--seed", type=int, default=0, help="which of the boards of this type (default: 0)")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device_agent.protocol import Segment
-from device_agent.virtual.gpu_time import Kernel
+from farm.virtual.gpu_time import Kernel
 
 # Long enough to hide the clock's resolution and the uncounted call.
 _BATCH_S = 0.002
@@ -28,7 +28,7 @@ _BATCHES, _FEWEST, _LONG_S = 8, 3, 1.0
 class Work:
     """CPU seconds of one call, on one core and spread over all; and its GPU work.
 
-    `segments`: the cost of emulated code, instead of CPU seconds; see `device_agent/emulated/estimate.py`.
+    `segments`: the cost of emulated code, instead of CPU seconds; see `farm/virtual/emulated/estimate.py`.
     """
 
     alone_s: float

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from device_agent.emulated.isa import Decoder, Instruction
-from device_agent.emulated.pipeline import Pipeline
+from farm.virtual.emulated.isa import Decoder, Instruction
+from farm.virtual.emulated.pipeline import Pipeline
 
 # Cache line size in bytes, of all cores here.
 LINE_BYTES = 64

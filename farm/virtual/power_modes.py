@@ -11,9 +11,9 @@ import os
 
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.files import Files
-from device_agent.virtual.files_clocks import DEFAULT_MEMORY_CAP, MEMORY_CAP
+from farm.virtual.board import VirtualBoard
+from farm.virtual.files import Files
+from farm.virtual.files_clocks import DEFAULT_MEMORY_CAP, MEMORY_CAP
 
 _FAILED = 255
 CONFIGURATION = "/etc/nvpmodel.conf"

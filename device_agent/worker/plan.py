@@ -8,16 +8,12 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from device_agent.platforms.board_time import BoardTime, HostTime
 from device_agent.platforms.evidence import Sensors
-from device_agent.protocol import EMULATING_S, Segment
-
-if TYPE_CHECKING:
-    from device_agent.emulated.runs import Emulator
-
+from device_agent.protocol import EMULATING_S, MeasureSpec, RunSpec
 
 # Enough for the fields of `Phases`, one double each.
 _BYTES = 4096
@@ -88,9 +84,6 @@ class Pace(Protocol):
         Raises OverrunError.
         """
 
-    def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """Declare the code as emulated: `read_cost` returns the last call's cost. `again`: also if that is known."""
-
     def settle(self) -> None:
         """Let all remaining board time pass, before a window begins or ends."""
 
@@ -108,11 +101,42 @@ class HostPace:
         del calls_beside
         return run(calls)
 
-    def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """Do nothing."""
-
     def settle(self) -> None:
         """Do nothing."""
+
+
+class Candidate(Protocol):
+    """A candidate with its arguments, ready to be called."""
+
+    @property
+    def beside_s(self) -> float:
+        """Untimed duration of one call in a sample."""
+
+    def warm_up(self, calls: int) -> None: ...
+
+    def evaluate(self, number: int, repeat: int) -> list[float]:
+        """Seconds per call of `repeat` samples of `number` calls."""
+
+    def run(self, calls: int) -> float: ...
+
+
+# How to run a program once, and how to copy the outputs of a run.
+Runner = Callable[[], Any]
+Collector = Callable[[Any], list[Any]]
+# By function in the order of first calls: calls in one inference, and their total time, in any unit.
+Profile = Mapping[str, tuple[int, float]]
+
+
+class Emulator(Protocol):
+    """Runs code of another processor than this machine's, on a virtual board, whose `pace` learns its cost."""
+
+    def load_candidate(self, spec: MeasureSpec, library: bytes, pace: Pace) -> Candidate:
+        """Raises LoadError."""
+
+    def load_program(
+        self, spec: RunSpec, program: bytes, inputs: Sequence[Mapping[str, Any]], pace: Pace
+    ) -> tuple[Runner, Collector, Callable[[], Profile]]:
+        """`inputs`: the arrays of each inference. Raises LoadError."""
 
 
 @dataclasses.dataclass

@@ -6,10 +6,10 @@ import errno
 from collections.abc import Callable
 
 from device_agent.protocol.texts import format_cpus
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.clocks import CpuCluster, Gpu, MemoryClock, refuse
-from device_agent.virtual.files import Files, parse_number
-from device_agent.virtual.sensors import Noise
+from farm.virtual.board import VirtualBoard
+from farm.virtual.clocks import CpuCluster, Gpu, MemoryClock, refuse
+from farm.virtual.files import Files, parse_number
+from farm.virtual.sensors import Noise
 
 _CPUS = "/sys/devices/system/cpu"
 # The TX2's driver counts cycles for some 20 us; an idle core sometimes counts none.

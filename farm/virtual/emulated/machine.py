@@ -30,8 +30,8 @@ from unicorn import (
 )
 from unicorn.unicorn_py3.unicorn import uclib
 
-from device_agent.emulated.elf import Elf
-from device_agent.emulated.estimate import Block
+from farm.virtual.emulated.elf import Elf
+from farm.virtual.emulated.estimate import Block
 
 # The memory map; the C library is at its own addresses, below all of these. Nothing is mapped at 0.
 _LIBRARY, _HEAP, TENSORS, _CALL = 0x1_0000_0000, 0x10_0000_0000, 0x20_0000_0000, 0x8000_0000

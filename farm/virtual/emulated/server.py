@@ -1,6 +1,6 @@
 """The emulator's process: a child per connection holds one library and calls its functions on request.
 
-`python -m device_agent.emulated --socket PATH --natives FOLDER`. Messages are lines of JSON (`client.py`); tensors are
+`python -m farm.virtual.emulated --socket PATH --natives FOLDER`. Messages are lines of JSON (`client.py`); tensors are
 in memory that the client shares. A child ends with its connection, also during a call.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from device_agent import processes
-from device_agent.emulated.elf import ElfError
-from device_agent.emulated.estimate import LINE_BYTES, Estimator, Misses
-from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
-from device_agent.emulated.pipeline import Pipeline
 from device_agent.worker import limits
+from farm.virtual.emulated.elf import ElfError
+from farm.virtual.emulated.estimate import LINE_BYTES, Estimator, Misses
+from farm.virtual.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
+from farm.virtual.emulated.pipeline import Pipeline
 
 _MOST_MESSAGE = 1 << 20
 # So many instructions of each call go through the cache simulation; the rest is extrapolated.
@@ -35,7 +35,7 @@ _ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfE
 
 def main() -> None:
     """Serve until a signal or the parent's end."""
-    parser = argparse.ArgumentParser(prog="device_agent.emulated", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(prog="farm.virtual.emulated", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--socket", required=True)
     parser.add_argument("--natives", type=Path, required=True)
     parser.add_argument("--exit-with-parent", action="store_true")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
+from device_agent.board_types import GENERIC, UNKNOWN, BoardType, read_identity
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import GpuClock, find_gpu
 from device_agent.clocks.cpufreq import CpuCluster, Hotplug, find_policies, format_cpus, read_isolated
 from device_agent.clocks.emc import MemoryClock, find_memory
 from device_agent.clocks.power_mode import PowerModes, find_power_modes
 from device_agent.errors import BadPointError
-from device_agent.platforms.board_types import GENERIC, UNKNOWN, BoardType, read_identity
 from device_agent.protocol.texts import format_table
 from device_agent.sysfs import Tree
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from device_agent.platforms.board_types import BoardType
+from device_agent.board_types import BoardType
 from device_agent.protocol import Message, ProtocolError
 
 # Domains with clocks of their own; others (SoC, carrier) are constant, or a cluster.

@@ -17,7 +17,7 @@ from device_agent.power.sampler import collect
 from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import Trace
 from device_agent.sysfs import Tree
-from device_agent.virtual.tree import TIME
+from farm.virtual.tree import TIME
 
 
 class SimulatedFiles(Tree, Protocol):

@@ -1,6 +1,6 @@
 """Run a virtual board's own code for a worker, in the emulator's process: candidates, kernels and whole models.
 
-Costs are collected here; `device_agent/virtual/pace.py` converts them to time at the board's clocks.
+Costs are collected here; `farm/virtual/pace.py` converts them to time at the board's clocks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
-from device_agent.emulated.elf import MACHINE_AARCH64, Elf, ElfError
 from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment, count_seconds
-from device_agent.session.plan import LoadError, OverrunError
 from device_agent.worker import arguments
+from device_agent.worker.plan import Collector, LoadError, OverrunError, Profile, Runner
+from farm.virtual.emulated.client import Emulation, Placed, ProgramError, Run
+from farm.virtual.emulated.elf import MACHINE_AARCH64, Elf, ElfError
 
 KIND = "relax.VMExecutable"
 _SYMBOL = "__tvm_ffi__library_bin"
@@ -112,6 +112,21 @@ class Emulator:
             return Emulation(self.socket, library, self.core, self.tasks, shared_bytes, heap_bytes, _ANSWER_TIMEOUT_S)
         except ProgramError as error:
             raise LoadError(str(error)) from error
+
+    def load_candidate(self, spec: MeasureSpec, library: bytes, pace: Any) -> Candidate:
+        """See `device_agent.worker.plan.Emulator`."""
+        candidate = Candidate(self, spec, library)
+        # Its cost is deterministic: once known, it need not run again.
+        pace.emulate(lambda: candidate.segments, again=False)
+        return candidate
+
+    def load_program(
+        self, spec: RunSpec, program: bytes, inputs: Sequence[Mapping[str, Any]], pace: Any
+    ) -> tuple[Runner, Collector, Callable[[], Profile]]:
+        """See `device_agent.worker.plan.Emulator`."""
+        execution = Execution(self, spec, program, inputs)
+        pace.emulate(execution.count, again=spec.return_outputs)
+        return execution.run, collect, execution.profile
 
 
 def is_for_board(library: bytes) -> bool:

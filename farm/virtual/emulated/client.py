@@ -1,6 +1,6 @@
 """A worker's connection to the emulator's process, over shared memory.
 
-Nothing of the emulator is loaded here. `Run` holds the result of a call; `device_agent/virtual/pace.py` converts its
+Nothing of the emulator is loaded here. `Run` holds the result of a call; `farm/virtual/pace.py` converts its
 cost to time at a board's clocks.
 """
 

@@ -5,44 +5,76 @@ One measurement is in `session/measurement.py`.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
-from device_agent import protocol
+from device_agent import board_types, protocol
+from device_agent.board_types import detect
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
+from device_agent.clocks.platform import Platform
 from device_agent.errors import AgentError, SensorError
-from device_agent.platforms import board_types, describe, evidence
+from device_agent.platforms import describe, evidence, gpu
 from device_agent.platforms.board_time import BoardTime, HostTime
-from device_agent.platforms.board_types import detect
-from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors
 from device_agent.power.meter import MeterRail, add_meter
 from device_agent.power.sensors import PowerSensors, find_sensors
-from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
-from device_agent.session.plan import HostPace, Marks, Pace
+from device_agent.protocol import (
+    MeasureSpec,
+    OperatingPoint,
+    Outcome,
+    PinReport,
+    PinStatus,
+    PowerSpec,
+    PowerTrace,
+    RunSpec,
+)
 from device_agent.sysfs import Tree
-from device_agent.worker import limits
-
-if TYPE_CHECKING:
-    from device_agent.emulated.runs import Emulator
+from device_agent.worker.plan import Emulator, HostPace, Marks, Pace
 
 DEFAULT_TYPE = "local"
 # How long to watch the power sensors: the slowest known one changes every 0.42 s, and a few changes are needed.
 _SENSOR_LOOK_S = 2.0
 
 
+class Simulation(Protocol):
+    """What a virtual board has in place of hardware. `sensors` holds its sensors' files, also as of the past.
+
+    `architecture` is that of the code it emulates; "" for code of this machine.
+    """
+
+    @property
+    def sensors(self) -> Tree: ...
+
+    @property
+    def time(self) -> BoardTime: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    def use_gpu(self, folder: Path | None, facts: board_types.BoardType | None) -> None:
+        """Set the folder of the GPU's parts for forked processes."""
+
+    def begin_session(self) -> None:
+        """Prepare this process, which serves one client."""
+
+    def make_pace(
+        self, board: Board, spec: MeasureSpec | RunSpec, content: Sequence[bytes], time: BoardTime, limit_s: float
+    ) -> Pace:
+        """The board's pace for `spec` with `content`, within `limit_s` of the worker's `time`."""
+
+    def find_emulator(self, board: Board, spec: MeasureSpec | RunSpec, program: bytes) -> Emulator | None:
+        """The emulator for a program that is not this machine's code."""
+
+
 class Board:
     """The agent's board and its limits. `board_type` None: from the device tree, else `local`.
 
-    `access` writes clocks; without it nothing can be pinned. `work_folder` caches the cost of programs on a virtual
-    board (`virtual/work.py`); `emulator` runs the board's own code instead of this machine's.
+    `access` writes clocks; without it nothing can be pinned. A virtual board has a `simulation`.
     """
 
     def __init__(
@@ -54,9 +86,8 @@ class Board:
         access: HelperClient | None = None,
         max_library_bytes: int = 512 << 20,
         types: Mapping[str, board_types.BoardType] | None = None,
-        work_folder: Path | None = None,
-        emulator: Emulator | None = None,
         meter: str = "",
+        simulation: Simulation | None = None,
     ) -> None:
         """Read what the board is. Raises ProtocolError for an invalid board-type file, SensorError for a command of a
         `meter` that cannot be read.
@@ -73,15 +104,10 @@ class Board:
         self.platform = Platform.discover(tree, facts, access)
         self.access = access
         self.controller = Controller(self.platform, access) if access is not None else None
-        self.time: BoardTime = HostTime()
-        sensor_tree = tree
-        if tree.simulated:
-            from device_agent.virtual import lapse
-
-            simulated = cast("lapse.SimulatedFiles", tree)
-            sensor_tree = files = lapse.LookBack(simulated)
-            self.time = lapse.find_time(simulated, files)
-        self._sensor_tree, self._meter = sensor_tree, MeterRail(meter) if meter else None
+        self.simulation = simulation
+        self.time: BoardTime = simulation.time if simulation else HostTime()
+        self._sensor_tree = simulation.sensors if simulation else tree
+        self._meter = MeterRail(meter) if meter else None
         self.power = self._find_power()
         self.sensor_infos = self.power.infos
         gpu, memory = self.platform.gpu, self.platform.memory
@@ -94,12 +120,9 @@ class Board:
         )
         self.marks = Marks()
         # Objects that workers inherit at the fork, and that are not pickled.
-        self.shared = (tree, sensor_tree, self.evidence, self.marks)
+        self.shared = (tree, self._sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
-        self._work_folder, self._emulator = work_folder, emulator
-        # Runs by content. Sessions are forked, so each counts for itself.
-        self._runs: collections.Counter[str] = collections.Counter()
 
     @property
     def key(self) -> str:
@@ -141,11 +164,11 @@ class Board:
             notes.append(f"registered as {self.board_type}, but its device tree says {self.detected_type}")
         if not self.power.rails:
             notes.append("no power sensor that can be read")
-        if self._emulator is not None:
+        if self.simulation is not None and self.simulation.architecture:
             # Other engines would run this machine's code, which says nothing about the board.
             own = (protocol.Engine.RELAX_VM, protocol.Engine.KERNEL)
             engines = tuple(each for each in description.engines if each in own)
-            description = dataclasses.replace(description, architecture="aarch64", engines=engines)
+            description = dataclasses.replace(description, architecture=self.simulation.architecture, engines=engines)
         return dataclasses.replace(
             description,
             rails=self.power.rails,
@@ -209,45 +232,22 @@ class Board:
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
-    def pace(
-        self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes], time: BoardTime, limit_s: float
-    ) -> Pace:
+    def pace(self, spec: MeasureSpec | RunSpec, content: Sequence[bytes], time: BoardTime, limit_s: float) -> Pace:
         """The board's pace for `spec` with `content`, within `limit_s` of the worker's `time`."""
-        if not self.tree.simulated:
+        if self.simulation is None:
             return HostPace()
-        from device_agent.virtual import pace
+        return self.simulation.make_pace(self, spec, content, time, limit_s)
 
-        host_cores = min(limits.thread_count(spec.limits), len(os.sched_getaffinity(0)))
-        emulator = self.find_emulator(spec, content[0])
-        cores = str(host_cores) if emulator is None else f"emulated {emulator.tasks} {sorted(emulator.core.items())}"
-        gpu = self.facts.gpu if self.facts else None
-        key = pace.name_content(spec, content, cores, f"{gpu.arch} x {gpu.processors}" if gpu else "")
-        self._runs[key] += 1
-        draw, on_gpu = self._runs[key], spec.device == protocol.GPU
-        return pace.Pace(
-            self.tree,
-            time,
-            spec.limits.cluster,
-            host_cores,
-            limit_s,
-            self._work_folder,
-            key,
-            draw,
-            on_gpu=on_gpu,
-            core=emulator.core if emulator else None,
-        )
-
-    def find_emulator(self, spec: protocol.MeasureSpec | protocol.RunSpec, program: bytes) -> Emulator | None:
+    def find_emulator(self, spec: MeasureSpec | RunSpec, program: bytes) -> Emulator | None:
         """The emulator, if the program is code for this virtual board and not for this machine; else None."""
-        if self._emulator is None or spec.device == protocol.GPU:
-            return None
-        from device_agent.emulated.runs import is_for_board
+        return self.simulation.find_emulator(self, spec, program) if self.simulation else None
 
-        if not is_for_board(program):
-            return None
-        online = len(self.platform.affinity(spec.limits.cluster))
-        core = self._emulator.cores.get(spec.limits.cluster, self._emulator.core)
-        return dataclasses.replace(self._emulator, core=core, tasks=max(1, min(spec.limits.threads or online, online)))
+    def use_gpu(self, folder: Path | None) -> None:
+        """Set the folder of the GPU's parts for forked processes; None: what came with the agent."""
+        if self.simulation is None:
+            gpu.use_folder(folder, self.facts)
+        else:
+            self.simulation.use_gpu(folder, self.facts)
 
     def pinned_hz(self) -> dict[int, int]:
         """Held clocks in Hz, by core."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from device_agent.protocol.hardware import Cluster
-from device_agent.virtual.parameters import Domain
+from farm.virtual.parameters import Domain
 
 # Headroom of schedutil and the GPU's governor (Linux, kernel/sched/cpufreq_schedutil.c).
 _HEADROOM = 1.25

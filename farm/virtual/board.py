@@ -13,13 +13,13 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-from device_agent.platforms.board_types import BoardType
+from device_agent.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
-from device_agent.virtual import parameters
-from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
-from device_agent.virtual.history import START_S, History, OwnClock, Piece
-from device_agent.virtual.parameters import GPU, MEMORY, Domain, Individual, Rail
+from farm.virtual import parameters
+from farm.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
+from farm.virtual.history import START_S, History, OwnClock, Piece
+from farm.virtual.parameters import GPU, MEMORY, Domain, Individual, Rail
 
 # Constant W, and W per degree Celsius of the die.
 Power = tuple[float, float]

@@ -7,7 +7,7 @@ import errno
 import posixpath
 from collections.abc import Callable
 
-from device_agent.virtual.clocks import refuse
+from farm.virtual.clocks import refuse
 
 Read = Callable[[], str]
 Write = Callable[[str], None]

@@ -1,4 +1,4 @@
-"""A virtual board's kernel files over its simulator's socket (`server.py`). Standard library only, for root's helper.
+"""A virtual board's kernel files over its simulator's socket (`server.py`), as `--root virtual:SOCKET`.
 
 A message is its length (little-endian u32) and JSON: `[operation, argument...]` there, `[errno, answer...]` back.
 """
@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from device_agent import sysfs
 
 # The simulator answers within 100 us; a hung board must not hang its agent.
 TIMEOUT_S = 2.0
@@ -156,3 +158,7 @@ class SimulatedTree:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+
+SCHEME = "virtual"
+sysfs.SOURCES[SCHEME] = SimulatedTree

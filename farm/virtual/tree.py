@@ -21,14 +21,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from device_agent.sysfs import read_text
-from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.clocks import Load, refuse
-from device_agent.virtual.faults import Faults
-from device_agent.virtual.files import Files
-from device_agent.virtual.files_clocks import add_cpu_files, add_gpu_files, add_memory_files
-from device_agent.virtual.files_machine import add_machine_files, add_power_files, make_chips
-from device_agent.virtual.power_modes import add_power_mode_files, run_nvpmodel
-from device_agent.virtual.sensors import Noise
+from farm.virtual.board import TOTAL, VirtualBoard
+from farm.virtual.clocks import Load, refuse
+from farm.virtual.faults import Faults
+from farm.virtual.files import Files
+from farm.virtual.files_clocks import add_cpu_files, add_gpu_files, add_memory_files
+from farm.virtual.files_machine import add_machine_files, add_power_files, make_chips
+from farm.virtual.power_modes import add_power_mode_files, run_nvpmodel
+from farm.virtual.sensors import Noise
 
 LOAD = "/sys/virtual/load"
 FAULT = "/sys/virtual/fault"

@@ -9,8 +9,8 @@ import math
 import zlib
 
 from device_agent.protocol.hardware import PowerChip
-from device_agent.virtual.board import VirtualBoard
-from device_agent.virtual.parameters import Rail
+from farm.virtual.board import VirtualBoard
+from farm.virtual.parameters import Rail
 
 _MASK = (1 << 64) - 1
 
