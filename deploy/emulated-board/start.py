@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: RET503  exec does n
 
     environment = {"QEMU_CPU": CPU} | os.environ
     environment |= {"PYTHONPATH": str(root.CHECKOUT), "PYTHONNOUSERSITE": "1"}
-    command = [str(folder / root.INTERPRETER), "-m", "device_agent", "serve", *serve]
+    program = "farm.virtual" if any(each.startswith("--virtual") for each in serve) else "device_agent"
+    command = [str(folder / root.INTERPRETER), "-m", program, "serve", *serve]
     os.execve(command[0], command, environment)  # noqa: S606  no shell
 
 

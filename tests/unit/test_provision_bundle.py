@@ -17,6 +17,7 @@ from farm.provision.bundle import Bundle, BundleManifest, open_bundle, write_bun
 from farm.provision.bundle_build import BundleCache, BundleRecipe, find_agent_source, pack_agent, serves_gpus
 from farm.provision.layout import read_resource
 from farm.provision.wheels import choose_pins, pack_wheel, plan_platforms, slim_wheel
+from farm.version import __version__
 
 CONTENTS = {"requirements-3.11.txt": b"a==1\n", "wheels/a-1-py3-none-any.whl": b"wheel" * 1000}
 
@@ -147,14 +148,22 @@ def test_tvm_is_shipped_without_its_compiler(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_agents_wheel_is_the_boards_half(tmp_path: pathlib.Path) -> None:
-    """The agent and the board types, nothing of the farm's code; equal sources, equal bytes."""
+    """The agent and the board types, no simulator and nothing else of the farm's code; equal sources, equal bytes."""
     first = pack_agent(find_agent_source(), tmp_path).read_bytes()
     wheel = pack_agent(find_agent_source(), tmp_path)
     assert wheel.read_bytes() == first
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "device_agent/agent.py" in names
-    assert "farm/inventory/data/board_types/local.yaml" in names
-    assert not [name for name in names if name.startswith("farm/") and name.endswith(".py")]
+    assert wheel.stat().st_size <= 350_000
+    rooms: dict[str, set[str]] = {}
+    for name in map(pathlib.PurePosixPath, zipfile.ZipFile(wheel).namelist()):
+        rooms.setdefault(str(name.parent), set()).add(name.suffix)
+    parts = ("clocks", "listener", "platforms", "power", "protocol", "session", "worker")
+    assert rooms == {
+        "device_agent": {".py", ".typed"},
+        "device_agent/native": {".cc", ".h"},  # the GPU's plug-in
+        **{f"device_agent/{part}": {".py"} for part in parts},
+        "farm/inventory/data/board_types": {".yaml"},
+        f"tvm_farm-{__version__}.dist-info": {"", ".txt"},
+    }
 
 
 def test_what_an_agent_for_gpus_brings_is_for_one_machine(tmp_path: pathlib.Path) -> None:
