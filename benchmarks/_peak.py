@@ -1,7 +1,6 @@
 """What a machine can do at best, as kernels timed as candidates are: arithmetic in registers, and a plain copy.
 
-Benchmarks time them in the same run, in turns with their own kernels, and say a share of them. `machine_peak.py` prints
-them alone.
+Benchmarks time them in the same run, in turns with their own kernels, and say a share of them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Stock MetaSchedule in a process of its own: `python _stock.py REQUEST.json ANSWER.json`; used by vs_stock.py
-and vs_metaschedule.py.
+"""Stock MetaSchedule in a process of its own: `python _stock.py REQUEST.json ANSWER.json`; used by
+vs_metaschedule.py.
 
 Imports nothing of this project, so that nothing here is sped up by it.
 """

@@ -4,11 +4,7 @@ Fifty schedules of each of six workloads, drawn from all that their families off
 are, and run by the emulator as a trial's candidate is, on four cores. Told of each workload: the rank correlation of
 prices with the family's predictions (Spearman's), how far the best predicted is from the best of all, and how long
 building and emulating took, one candidate at a time on one host core.
-
-Then searches that begin with the wrong core's file, and how many trials each function needs until within 5 % of the
-best: of these six with the emulator's prices (a Cortex-A53's file, and the right one, for comparison), the best being
-that of all candidates seen; and of all convolutions of both models where not the emulator but the prediction by the
-right core's file says what a candidate takes (`PAIRS`), alone and as one campaign. Default budget: about 8 minutes.
+Default budget: about 4 minutes.
 """
 
 from __future__ import annotations
@@ -18,11 +14,9 @@ import dataclasses
 import random
 import statistics
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import _crossed
 import _farm
 import _machine
 
@@ -41,14 +35,6 @@ from farm.virtual.emulated.runs import Candidate, Emulator
 from farm.virtual.rig import VirtualRig
 
 BOARD_TYPE, THREADS = "jetson-nano", 4
-X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
-# Whose file is wrong, and whose is right, as LLVM calls them.
-PAIRS = (
-    ("cortex-a53", "cortex-a57"),
-    ("cortex-a57", "cortex-a76"),
-    ("znver4", "sapphirerapids"),
-    ("sapphirerapids", "znver4"),
-)
 # By model; one of each kind: matrix products with many pixels and with few, a depthwise convolution, a dense one, a
 # model's first, one by Winograd's algorithm.
 WORKLOADS = {
@@ -83,7 +69,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     kind = require_board_type(BOARD_TYPE)
     assert natives is not None
     assert kind.target is not None
-    rows, six = [], {}
+    rows = []
     with VirtualRig() as rig:
         emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
         assert emulator is not None
@@ -92,58 +78,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found = {each.name: each for each in _farm.read_model(name).prepare(kind.target.to_tvm(), kind.pipeline)}
             for workload in wanted[: 1 if options.quick else None]:
                 prices = Prices(found[workload], emulator, float(kind.clusters[0].freqs_hz[-1]))
-                six[found[workload].hash] = prices
                 rows.append(rank(prices, options))
                 _machine.say(str(rows[-1]))
-        emulated = {mcpu: search_emulated(six, mcpu) for mcpu in ("cortex-a53", "cortex-a57")}
     costs = [row["build_s"]["median"] + row["emulate_s"]["median"] for row in rows]
     return {
         "correlation_is": "Spearman's, of prices with predictions of the same candidates",
         "workloads": rows,
         "build_and_emulate_s": _machine.round_to(statistics.median(costs), 3),
-        "trials_are": "until within 5 % of the best",
-        "searched_as_emulated": {mcpu: each | _crossed.summarise(each["trials"]) for mcpu, each in emulated.items()},
-        "searched_as_predicted": [search_predicted(*pair, options) for pair in PAIRS],
     }
-
-
-def search_emulated(six: Mapping[str, Prices], mcpu: str) -> dict[str, Any]:
-    """One campaign of all of them, as for such cores."""
-    workloads = [each.workload for each in six.values()]
-    found = _crossed.search_campaign(workloads, mcpu, lambda workload, each: six[workload.hash].fetch(each))
-    least = [min(each.known.values()) for each in six.values()]
-    _machine.say(f"as {mcpu}: {found}")
-    return {
-        "trials": [
-            _machine.trials_until(prices, _crossed.WITHIN * best) for prices, best in zip(found, least, strict=True)
-        ],
-        "first_over_best": [_machine.round_to(prices[0] / best, 3) for prices, best in zip(found, least, strict=True)],
-    }
-
-
-def search_predicted(wrong: str, right: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All convolutions of the models that both files know."""
-    kind = require_board_type(BOARD_TYPE)
-    assert kind.target is not None
-    config = {**(kind.target.to_tvm() if right.startswith("cortex") else X86), "mcpu": right}
-    spaces = []
-    for name in list(WORKLOADS)[: 1 if options.quick else None]:
-        for workload in _farm.read_model(name).prepare(config, kind.pipeline)[: 4 if options.quick else None]:
-            if "conv2d" in workload.name and (space := _crossed.read_space(workload, wrong, right)) is not None:
-                spaces.append(space)
-    firsts = [
-        next(at for at, seconds in enumerate(space.seconds, 1) if seconds <= _crossed.WITHIN * space.seconds.min())
-        for space in spaces
-    ]
-    result = {
-        "wrong": wrong,
-        "right": right,
-        "in_the_order_of_the_prediction": {"median": statistics.median(firsts), "worst": max(firsts)},
-        "alone": _crossed.summarise(_crossed.search_spaces(spaces, together=False)),
-        "together": _crossed.summarise(_crossed.search_spaces(spaces, together=True)),
-    }
-    _machine.say(str(result))
-    return result
 
 
 class Prices:

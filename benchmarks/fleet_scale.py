@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import _machine
-import campaign_memory
+import _played_campaign
 import psutil
 
 _PLAYED = pathlib.Path(__file__).with_name("_played_boards.py")
@@ -48,14 +48,14 @@ def measure(options: Any) -> dict[str, Any]:
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    engine_module.searches.Searches = campaign_memory.Searches
+    engine_module.searches.Searches = _played_campaign.Searches
     with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(pathlib.Path(home) / "farm.db") as store:
         for index in range(options.boards):
             name = f"nano-{index + 1}"
-            campaign_memory.register(store, name)
+            _played_campaign.register(store, name)
             for kind in (Kind.BACK, Kind.PROBE_PASSED):
                 store.boards.observe(name, kind, "benchmark", decide_by(Observation(kind), HealthLimits()))
-        campaign_memory.submit(store)
+        _played_campaign.submit(store)
         tracker = Tracker.start(19190, pathlib.Path(home) / "tracker.log")
         played = subprocess.Popen(
             [sys.executable, _PLAYED, *map(str, (tracker.host, tracker.port, options.boards, options.measure_s))],
@@ -68,7 +68,7 @@ def measure(options: Any) -> dict[str, Any]:
             host = host_module.HostBoard(settings, store, lambda text: None)
             with boards_module.EngineBoards(within, store, lambda text: None, host) as held:
                 engine = engine_module.CampaignEngine(
-                    settings, store, held, campaign_memory.Compilers(), lambda text: None
+                    settings, store, held, _played_campaign.Compilers(), lambda text: None
                 )
                 first, measure = Firsts(), held.measure
                 held.measure = lambda *about: first.follow(about[0], measure(*about))  # type: ignore[method-assign]

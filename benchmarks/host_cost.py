@@ -19,14 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import _campaigns
 import _machine
-import vs_stock
 
 import farm.settings
 
 PHASES = ("proposing", "learning", "compiling", "linking")
 # Stock's model ranks at random until it knows 100 candidates; ours of a campaign ranks after 16.
 STOCK_BATCH, STOCK_WARM_BATCHES, OUR_WARM_TRIALS = 64, 2, 32
+
+KINDS = ("conv2d", "dense")
+SEED = 0
 
 
 def main() -> None:
@@ -66,10 +69,10 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
     from farm.search import tvm_env
 
     tvm_env.load()
-    source = resolve_model(str(vs_stock.make_model(folder / "two.onnx")))
+    source = resolve_model(str(_campaigns.make_model(folder / "two.onnx", 56, ("conv", "dense"))))
     inputs = resolve_inputs(read_inputs(source.load()), {})
     workloads, pipeline = survey_model(source, inputs, require_board_type("local"))
-    workloads = [workload for workload in workloads if workload.kind in vs_stock.KINDS][: 1 if options.quick else None]
+    workloads = [workload for workload in workloads if workload.kind in KINDS][: 1 if options.quick else None]
     quiet = _machine.wait_until_quiet(options.quick)
     rows = []
     for workload in workloads:
@@ -135,10 +138,8 @@ def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     from farm.search.build import builder
     from farm.search.tuners import campaign_search, tasks
 
-    base, meter, rng = farm.settings.load(), Meter(), random.Random(vs_stock.SEED)
-    search = campaign_search.CampaignSearch(
-        "xgb", None, vs_stock.SEED, base.population, base.generations, _machine.cores()
-    )
+    base, meter, rng = farm.settings.load(), Meter(), random.Random(SEED)
+    search = campaign_search.CampaignSearch("xgb", None, SEED, base.population, base.generations, _machine.cores())
     search.open("key", tasks.SearchTask(workload, "local", "default", tasks.derive_traits(workload.target)))
     began, warm, done = time.monotonic(), min(OUR_WARM_TRIALS, options.trials), 0
     while done < warm + options.trials:
@@ -195,7 +196,7 @@ def run_stock(workload: Any, options: Any, folder: pathlib.Path) -> dict[str, An
     from farm.search import traces
     from farm.search.target import make_target
 
-    tvm, meter, rng = __import__("tvm"), Meter(), random.Random(vs_stock.SEED)
+    tvm, meter, rng = __import__("tvm"), Meter(), random.Random(SEED)
     module, target = tvm.ir.load_json(workload.module_json), make_target(workload.target)
     database = ms.database.MemoryDatabase()
     entry, model = database.commit_workload(module), ms.cost_model.XGBModel()
@@ -205,7 +206,7 @@ def run_stock(workload: Any, options: Any, folder: pathlib.Path) -> dict[str, An
         space_generator="post-order-apply",
         search_strategy=ms.search_strategy.EvolutionarySearch(population_size=options.population),
         task_name=workload.kind,
-        rand_state=vs_stock.SEED + 1,
+        rand_state=SEED + 1,
         num_threads="physical",
     ).clone()
     batch = stock_batch(options)

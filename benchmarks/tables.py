@@ -29,8 +29,6 @@ _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SINGLE = (
     ("Time a trial adds to what the board times", "ms", "agent_overhead", "measure_overhead_ms median", "≤20"),
     ("Pin the clocks of a virtual Nano and verify them", "ms", "clocks", "boards jetson-nano pin_ms median", "≤150"),
-    ("Scheduler: CPU time per trial, 1,000 boards", "us", "fleet_simulation", "cpu_us_per_trial", "≤600"),
-    ("Scheduler: share of time that boards are in use", "", "fleet_simulation", "utilisation", "≥0.95"),
     ("SQLite: trials written in batches of 100", "1/s", "store_scale", "sqlite batched_inserts_per_second", "≥2000"),
     ("PostgreSQL: the same", "1/s", "store_scale", "postgresql batched_inserts_per_second", "≥2000"),
     ("Web page of a campaign of 100,000 trials, SQLite", "ms", "web_pages", "sqlite pages campaign ms median", "≤300"),
@@ -181,18 +179,6 @@ def make_metaschedule(results: list[dict[str, Any]]) -> str:
     return to_table(("machine", *head), rows)
 
 
-def make_stock(results: list[dict[str, Any]]) -> str:
-    """Compare one tuning with stock MetaSchedule."""
-    rows: list[Row] = []
-    for each in results:
-        wall = each["figures"]["wall_s"]
-        rows.append(("tuning of both, s", wall["stock"], wall["ours"]))
-        for row in each["figures"]["workloads"]:
-            again = row["measured_again_us"]
-            rows.append((f"{row['name']}, us", again["stock"]["median"], again["ours"]["median"]))
-    return to_table(("", "stock", "ours"), rows)
-
-
 def make_estimates(results: list[dict[str, Any]]) -> str:
     """Give the estimated latencies of whole models on a simulated board."""
     head = ("board type", "model", "weights", "1 core, ms", "4 cores, ms")
@@ -340,7 +326,6 @@ TABLES = {
     "vs_engines": make_engines,
     "vs_engines_tuned": make_tuned_engines,
     "thirty_models": make_small_models,
-    "vs_stock": make_stock,
     "vs_metaschedule": make_metaschedule,
     "campaign_utilisation": make_utilisation,
     "emulated_price": make_estimates,

@@ -28,7 +28,7 @@ _NO_CHECKS = "-fno-sanitize=undefined"
 def link_candidate(output: Path, objects: list[Path]) -> None:
     """Link a library for one measurement inside a TVM runtime process.
 
-    LLD alone takes a quarter of the C driver's time (benchmarks/toolchain.py). The dynamic loader resolves the rest
+    LLD alone takes a quarter of the C driver's time. The dynamic loader resolves the rest
     (memset, expf) from the libc and libm of the runtime process.
     """
     _run(["ld.lld", "-shared", "-O0", "-o", str(output), *map(str, objects)], LINK_TIMEOUT_S)

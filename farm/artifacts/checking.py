@@ -37,7 +37,7 @@ _ASKING = frozenset({"IsNaN", "IsInf"})
 # Error relative to a direct convolution, per algorithm. Winograd: the table in `farm.search.graph.winograd`. 8 bits: a
 # sum near a half rounds either way and layers propagate it; whole models differed by up to 2 % of their outputs' peak
 # (`benchmarks/quantised.py`). bfloat16: weights are off by up to one part in 256; models differed by up to 0.8 % of
-# their outputs' peak (mobilenet_v2; benchmarks/half_weights.py).
+# their outputs' peak (mobilenet_v2).
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0, "fp16": 200.0}
 
 Arrays = Mapping[str, Any]

@@ -215,7 +215,7 @@ def test_the_choice_follows_the_prediction() -> None:
     ids=str,
 )
 def test_an_intel_cores_choice_is_what_was_measured(shape: Shape, channels: int, m: int) -> None:
-    """The fastest by `benchmarks/algorithm_choice.py`: F(4, 3)'s weights are waited for where they are many."""
+    """The fastest that was measured: F(4, 3)'s weights are waited for where they are many."""
     assert algorithms.choose_winograd(cores.core_of(INTEL))(shape, channels, ONES, "float32") == m
 
 

@@ -1,7 +1,6 @@
 """Graph pipelines: the passes on a model before workloads are extracted, repeated when it is compiled.
 
-A pipeline's name is part of a workload's identity: a changed pipeline needs a new name. `benchmarks/graph_pipeline.py`
-compares them.
+A pipeline's name is part of a workload's identity: a changed pipeline needs a new name.
 """
 
 from __future__ import annotations

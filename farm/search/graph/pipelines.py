@@ -46,7 +46,7 @@ class GraphPipeline:
 
 
 _FLOAT32 = (
-    # The fastest measured on x86 and estimated on Arm: see benchmarks/graph_pipeline.py.
+    # The fastest measured on x86 and estimated on Arm.
     GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
     GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
     # For GPUs: weights keep their layout and are read in rows.
