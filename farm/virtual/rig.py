@@ -15,7 +15,7 @@ from farm.virtual.emulated.runs import Emulator
 class VirtualRig(Rig):
     """See `Rig`."""
 
-    helper, agent = "farm.virtual.helper", "farm.virtual"
+    helper, agent = "farm.virtual.clock_helper", "farm.virtual"
 
     def start_simulator(self, board_type: str, seed: int, faults: Sequence[str], live: bool = False) -> str:
         """Start a virtual board; return the `--root` that names it. `live` runs it in real time.

@@ -170,7 +170,7 @@ def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[Vir
         wait_until(board.exists, "the simulator")
         root = f"virtual:{board}"
         with running(
-            *("farm.virtual.helper", "--socket", str(helper), "--state-dir", str(state)),
+            *("farm.virtual.clock_helper", "--socket", str(helper), "--state-dir", str(state)),
             *("--root", f"{root}.root"),
         ):
             wait_until(helper.exists, "the clock helper")

@@ -74,7 +74,7 @@ def board(
         return Board(tree, lambda: LocalAccess(tree, folder / "state"))
     path = folder / "helper.sock"
     options = ("--socket", str(path), "--state-dir", str(folder / "state"), "--root", root)
-    start("farm.virtual.helper", path, *options)
+    start("farm.virtual.clock_helper", path, *options)
     return Board(tree, lambda: HelperClient(path))
 
 

@@ -91,7 +91,7 @@ class Bench:
         helper_socket = self.folder / "helper.sock"
         if self.helper is None or self.helper.poll() is not None:
             self.helper = self._start(
-                "farm.virtual.helper",
+                "farm.virtual.clock_helper",
                 *("--socket", str(helper_socket), "--state-dir", str(self.folder / "state")),
                 *("--root", f"virtual:{self.socket}.root"),
             )

@@ -1,4 +1,4 @@
-"""`python -m farm.virtual.helper`: the agent's clock helper, over a virtual board's files too."""
+"""`python -m farm.virtual.clock_helper`: the agent's clock helper, over a virtual board's files too."""
 
 import sys
 
