@@ -37,6 +37,17 @@ if TYPE_CHECKING:
 SERVICE_SOCKET = "/run/tvm-farm/clock-helper.sock"
 
 
+_log = logging.getLogger(__name__)
+# Set before NumPy and TVM are imported. The runtime-only library, and BLAS and OpenMP without pools, start no
+# threads and fork quickly. TVM_NUM_THREADS sizes TVM's pool in a worker and overrides OMP_NUM_THREADS.
+_ENVIRONMENT = {
+    "TVM_USE_RUNTIME_LIB": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
 def find_service_socket() -> str | None:
     """Find the socket of this board's clock helper service; None without the service.
 
@@ -49,18 +60,6 @@ def find_service_socket() -> str | None:
     except OSError:
         return None
     return SERVICE_SOCKET
-
-
-_log = logging.getLogger(__name__)
-
-# Set before NumPy and TVM are imported. The runtime-only library, and BLAS and OpenMP without pools, start no
-# threads and fork quickly. TVM_NUM_THREADS sizes TVM's pool in a worker and overrides OMP_NUM_THREADS.
-_ENVIRONMENT = {
-    "TVM_USE_RUNTIME_LIB": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
 
 
 class UnavailableError(Exception):

@@ -27,6 +27,10 @@ GENERIC = "generic-linux"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+# The first links to the second if /proc is mounted.
+_FOLDERS = ("/proc/device-tree", "/sys/firmware/devicetree/base")
+
+
 @dataclasses.dataclass(frozen=True)
 class BoardType(Message):
     """A board type. `farm/virtual/` reads `simulation`."""
@@ -83,10 +87,6 @@ def read_board_type(path: Path) -> BoardType:
         return BoardType.from_dict({key: value for key, value in document.items() if key in known})
     except (yaml.YAMLError, ProtocolError) as error:
         raise ProtocolError(f"{path}: {error}") from error
-
-
-# The first links to the second if /proc is mounted.
-_FOLDERS = ("/proc/device-tree", "/sys/firmware/devicetree/base")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,16 @@ SESSIONS = "device-agent-"
 _log = logging.getLogger(__name__)
 
 
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
+KILL_TIMEOUT_S = 1.0
+_HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The kernel lists a thread for a moment after it was joined.
+_LOOKS, _LOOK_PAUSE_S = 50, 0.001
+
+
 @contextlib.contextmanager
 def work_folder(prefix: str = SESSIONS) -> Iterator[Path]:
     """Create a folder whose name begins with `prefix`; also remove those of killed owners.
@@ -76,21 +86,10 @@ def remove_folder(folder: Path) -> None:
             _log.error("cannot remove %s", folder)
 
 
-# From linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-# A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
-KILL_TIMEOUT_S = 1.0
-
-_HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 # A forked process has one thread; user-mode emulation adds its own.
 _threads_at_birth = 1
 # Children of this process that outlive sessions (`spare`).
 _spared: set[int] = set()
-# The kernel lists a thread for a moment after it was joined.
-_LOOKS, _LOOK_PAUSE_S = 50, 0.001
 
 
 def _prctl(option: int, value: int) -> None:

@@ -22,6 +22,10 @@ TOOL_TIMEOUT_S = 4.0
 _TOOL_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C"}
 
 
+# Sources of files beside folders, by the scheme of `--root SCHEME:NAME`; a simulator adds its own.
+SOURCES: dict[str, Callable[[str], Tree]] = {}
+
+
 class Tree(Protocol):
     """The /sys, /proc and /etc of a board. Every method raises OSError as the kernel would."""
 
@@ -108,10 +112,6 @@ class FileTree:
 
     def _at(self, path: str) -> str:
         return path if self.root == Path("/") else f"{self.root}{path}"
-
-
-# Sources of files beside folders, by the scheme of `--root SCHEME:NAME`; a simulator adds its own.
-SOURCES: dict[str, Callable[[str], Tree]] = {}
 
 
 def open_tree(root: str) -> Tree:

@@ -20,6 +20,14 @@ from device_agent.errors import BadPointError, ClockError
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from device_agent.protocol.texts import format_hz, format_table
 
+# The TX2's measured clock jitters by about one percent. Orin and Xavier NX have closer neighbours at the top; the
+# limits, compared exactly, distinguish those.
+TOLERANCE = 0.02
+# Between two reads of a clock that has not settled.
+_LOOK_AGAIN_S = 0.002
+# An idle core's measured clock reads 0 (TX2), and a capped clock rests lower: unchanged for this long is settled.
+_REST_S = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -135,15 +143,6 @@ def require_listed(name: str, hz: int, table: tuple[int, ...]) -> None:
 def _require_in_range(name: str, hz: int, ends: tuple[int, int] | None) -> None:
     if ends is not None and not ends[0] <= hz <= ends[1]:
         raise BadPointError(f"{name} goes from {format_hz(ends[0])} to {format_hz(ends[1])}, not to {format_hz(hz)}")
-
-
-# The TX2's measured clock jitters by about one percent. Orin and Xavier NX have closer neighbours at the top; the
-# limits, compared exactly, distinguish those.
-TOLERANCE = 0.02
-# Between two reads of a clock that has not settled.
-_LOOK_AGAIN_S = 0.002
-# An idle core's measured clock reads 0 (TX2), and a capped clock rests lower: unchanged for this long is settled.
-_REST_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,12 @@ from device_agent.protocol import DomainClocks
 from device_agent.protocol.texts import format_hz
 from device_agent.sysfs import Tree, list_names, read_int, read_ints, read_text
 
+# The hardware's own reading in kHz, root only; `scaling_cur_freq` may just repeat the request.
+TRUE_FREQ = "cpuinfo_cur_freq"
+_CLASS = "/sys/class/devfreq"
+# Names of Tegra GPUs in the device tree (rbonghi/jetson_stats, jtop/core/gpu.py; gm20b: T210's chip).
+_NODES = ("gpu", "gm20b", "gp10b", "gv11b", "ga10b")
+
 
 @dataclasses.dataclass(frozen=True)
 class BoundFiles:
@@ -36,10 +42,6 @@ CPUFREQ = BoundFiles(
     1000,
 )
 DEVFREQ = BoundFiles("min_freq", "max_freq", "cur_freq", "available_frequencies", "governor", 1)
-
-
-# The hardware's own reading in kHz, root only; `scaling_cur_freq` may just repeat the request.
-TRUE_FREQ = "cpuinfo_cur_freq"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +101,6 @@ def write(access: ClockAccess, path: str, text: str) -> None:
         access.write(path, text)
     except OSError as error:
         raise ClockError(f"{path} does not take {text}: {error.strerror or error}") from error
-
-
-_CLASS = "/sys/class/devfreq"
-# Names of Tegra GPUs in the device tree (rbonghi/jetson_stats, jtop/core/gpu.py; gm20b: T210's chip).
-_NODES = ("gpu", "gm20b", "gp10b", "gv11b", "ga10b")
 
 
 class GpuClock:

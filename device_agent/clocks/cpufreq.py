@@ -18,6 +18,10 @@ from device_agent.sysfs import Tree, list_names, natural_key, read_ints, read_te
 CPUS = "/sys/devices/system/cpu"
 
 
+# The boot core: many kernels cannot take it offline, and no point requires it.
+BOOT_CPU = 0
+
+
 class CpuCluster:
     """Cores with one clock. `groups` are the cores of each cpufreq policy, usually one.
 
@@ -149,10 +153,6 @@ def read_isolated(tree: Tree) -> tuple[int, ...]:
         return texts.parse_cpus(read_text(tree, f"{CPUS}/isolated") or "")
     except ValueError:
         return ()
-
-
-# The boot core: many kernels cannot take it offline, and no point requires it.
-BOOT_CPU = 0
 
 
 class Hotplug:

@@ -24,6 +24,9 @@ _CAPS = ("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", "/sys/kernel/nvpmodel_clk_c
 LOCKED = "locked"
 
 
+_OVERRIDE, _BPMP = f"{_DEBUG}/clk/override.emc", f"{_DEBUG}/bpmp/debug/clk/emc"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Driver:
     """Files of one driver. `hold` lists the writes in order: a path and its value, None for the rate."""
@@ -37,7 +40,6 @@ class _Driver:
     hold: tuple[tuple[str, str | None], ...]
 
 
-_OVERRIDE, _BPMP = f"{_DEBUG}/clk/override.emc", f"{_DEBUG}/bpmp/debug/clk/emc"
 _DRIVERS = (
     _Driver(
         name="override",

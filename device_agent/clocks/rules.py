@@ -34,6 +34,36 @@ _NUMBER = re.compile(r"[0-9]{1,11}\Z", re.ASCII)
 Check = Callable[[Tree, str, str], str]
 
 
+_POLICY = rf"{_CPUS}/(?:cpufreq/policy[0-9]+|cpu[0-9]+/cpufreq)"
+# A GPU's devfreq folder as /sys/class lists it, and its target.
+_DEVFREQ = r"/sys/(?:class|devices/(?:[^/]+/)*)/?devfreq/[^/]+"
+_GPU_DEVICE = (
+    rf"(?:{_DEVFREQ}/device|/sys/devices/(?:platform/(?:bus@0/)?)?(?:[0-9a-f]+\.(?:{'|'.join(GPU_NAMES)})|gpu\.0))"
+)
+_INA_IIO = r"/sys/(?:bus|devices)/(?:[^/]+/)*[0-9]+-00[0-9a-f]{2}/(?:iio:device[0-9]+|iio_device)"
+_HWMON = r"/sys/(?:class|(?:bus|devices)/(?:[^/]+/)*)/?hwmon/hwmon[0-9]+"
+_BPMP_EMC = rf"{_DEBUG}/bpmp/debug/clk/emc"
+# Root-only files that may be read, beside everything writable.
+_READABLE = re.compile(
+    "(?:"
+    + "|".join(
+        (
+            rf"{_INA_IIO}/(?:rail_name|warn_current_limit|crit_current_limit|polling_delay)_[0-9]",
+            rf"{_POLICY}/cpuinfo_cur_freq",
+            rf"{_DEBUG}/clk/(?:override\.)?emc/clk_(?:rate|min_rate|max_rate|possible_rates)",
+            rf"{_DEBUG}/tegra_bwmgr/emc_(?:rate|min_rate|max_rate)",
+            rf"{_BPMP_EMC}/(?:min_rate|max_rate|pto_counter)",
+            rf"{_DEBUG}/bpmp/debug/emc/possible_rates",
+            rf"{_DEBUG}/bpmp/debug/clk/nafll_[a-z0-9_]+/(?:swlut|pto_counter)",
+            rf"{_DEBUG}/cactmon/mc_all",
+            rf"{_DEBUG}/bpmp/debug/actmon/mc_all_avg_activity",
+        )
+    )
+    + r")\Z",
+    re.ASCII,
+)
+
+
 class Kind(enum.Enum):
     """What a file is, as far as restoring needs to know."""
 
@@ -124,15 +154,6 @@ def _named(names: tuple[str, ...], check: Check) -> Check:
     return check_both
 
 
-_POLICY = rf"{_CPUS}/(?:cpufreq/policy[0-9]+|cpu[0-9]+/cpufreq)"
-# A GPU's devfreq folder as /sys/class lists it, and its target.
-_DEVFREQ = r"/sys/(?:class|devices/(?:[^/]+/)*)/?devfreq/[^/]+"
-_GPU_DEVICE = (
-    rf"(?:{_DEVFREQ}/device|/sys/devices/(?:platform/(?:bus@0/)?)?(?:[0-9a-f]+\.(?:{'|'.join(GPU_NAMES)})|gpu\.0))"
-)
-_INA_IIO = r"/sys/(?:bus|devices)/(?:[^/]+/)*[0-9]+-00[0-9a-f]{2}/(?:iio:device[0-9]+|iio_device)"
-_HWMON = r"/sys/(?:class|(?:bus|devices)/(?:[^/]+/)*)/?hwmon/hwmon[0-9]+"
-_BPMP_EMC = rf"{_DEBUG}/bpmp/debug/clk/emc"
 _ANY_RATE = _in_range(0, 10**10)
 _SWITCH = _one_of("0", "1")
 
@@ -164,26 +185,6 @@ _WRITABLE: tuple[tuple[str, Kind, Check], ...] = (
     (rf"{_HWMON}/update_interval", Kind.SENSOR, _named(("ina3221",), _in_range(1, 10_000))),
 )
 RULES = tuple(Rule(re.compile(pattern + r"\Z", re.ASCII), kind, check) for pattern, kind, check in _WRITABLE)
-
-# Root-only files that may be read, beside everything writable.
-_READABLE = re.compile(
-    "(?:"
-    + "|".join(
-        (
-            rf"{_INA_IIO}/(?:rail_name|warn_current_limit|crit_current_limit|polling_delay)_[0-9]",
-            rf"{_POLICY}/cpuinfo_cur_freq",
-            rf"{_DEBUG}/clk/(?:override\.)?emc/clk_(?:rate|min_rate|max_rate|possible_rates)",
-            rf"{_DEBUG}/tegra_bwmgr/emc_(?:rate|min_rate|max_rate)",
-            rf"{_BPMP_EMC}/(?:min_rate|max_rate|pto_counter)",
-            rf"{_DEBUG}/bpmp/debug/emc/possible_rates",
-            rf"{_DEBUG}/bpmp/debug/clk/nafll_[a-z0-9_]+/(?:swlut|pto_counter)",
-            rf"{_DEBUG}/cactmon/mc_all",
-            rf"{_DEBUG}/bpmp/debug/actmon/mc_all_avg_activity",
-        )
-    )
-    + r")\Z",
-    re.ASCII,
-)
 
 
 def find_rule(real_path: str) -> Rule | None:

@@ -40,6 +40,16 @@ _MAX_KEY_BYTES = 4096
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 
+# A session ends when its client closes; one inside a function does not notice, and is killed after this.
+_GONE_GRACE_S = 0.2
+# How often the parent is polled if the kernel cannot signal its death.
+_PARENT_CHECK_S = 0.5
+# Clients accepted while another is served, so that fences among them are seen; more wait in the kernel's queue.
+# A tracker sends no clients meanwhile.
+_MAX_WAITING = 64
+_log = logging.getLogger(__name__)
+
+
 @dataclasses.dataclass(eq=False)
 class Greeting:
     """A connection without a session yet. `key` is the client's requested key; None until it is complete."""
@@ -94,17 +104,6 @@ class Greeting:
         """Reject the client's key."""
         with contextlib.suppress(OSError):
             self.sock.sendall(struct.pack("<i", RPC_MISMATCH))
-
-
-# A session ends when its client closes; one inside a function does not notice, and is killed after this.
-_GONE_GRACE_S = 0.2
-# How often the parent is polled if the kernel cannot signal its death.
-_PARENT_CHECK_S = 0.5
-# Clients accepted while another is served, so that fences among them are seen; more wait in the kernel's queue.
-# A tracker sends no clients meanwhile.
-_MAX_WAITING = 64
-
-_log = logging.getLogger(__name__)
 
 
 class AllPortsBusyError(OSError):

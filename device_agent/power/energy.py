@@ -26,6 +26,24 @@ _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 _BATCH_SIZES, _MIN_BATCHES = (2, 4, 8), 16
 
 
+Mask = NDArray[np.bool_]
+# A longer pause, in periods, means that updates were missed.
+_LONG = 1.5
+# Drivers cut the product of voltage and current to whole mW.
+_UNIT_W = 1e-3
+# For a sensor of unknown step: the largest of the known boards at 5 V (AGX Orin, 2 mOhm).
+_UNKNOWN_STEP_W = 0.1
+# Fewer updates do not show the variation: the interval is then at least half the value.
+MIN_UPDATES = 3
+_FEW = 0.5
+# A window loses the updates at its two edges.
+_EDGE_UPDATES = 2
+# A sensor that fails more often is not trusted in between either.
+_BAD_SHARE = 0.25
+# Prefix of the note on a rail that failed during the window.
+_GONE = "answered"
+
+
 def t_95(degrees: int) -> float:
     """Two-sided 95 % quantile of Student's t; `degrees` of freedom >= 1. Accurate to 0.5 %."""
     return _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.6 / degrees
@@ -51,12 +69,6 @@ def half_width_95(values: Array) -> float:
     """Half the 95 % interval from one value's scatter, by Student's t for that many `values` (two or more)."""
     # Differences share values: two thirds of the usual degrees of freedom (von Neumann's estimator).
     return t_95(max(1, 2 * (values.size - 1) // 3)) * scatter(values)
-
-
-Mask = NDArray[np.bool_]
-
-# A longer pause, in periods, means that updates were missed.
-_LONG = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,21 +155,6 @@ def _edge(series: Series, outside: Mask, edge_s: float, value_w: float, zone_s: 
         return 0.0
     differing = np.abs(series.values_w[straddling] - value_w)
     return float(zone_s * differing[nearest])
-
-
-# Drivers cut the product of voltage and current to whole mW.
-_UNIT_W = 1e-3
-# For a sensor of unknown step: the largest of the known boards at 5 V (AGX Orin, 2 mOhm).
-_UNKNOWN_STEP_W = 0.1
-# Fewer updates do not show the variation: the interval is then at least half the value.
-MIN_UPDATES = 3
-_FEW = 0.5
-# A window loses the updates at its two edges.
-_EDGE_UPDATES = 2
-# A sensor that fails more often is not trusted in between either.
-_BAD_SHARE = 0.25
-# Prefix of the note on a rail that failed during the window.
-_GONE = "answered"
 
 
 def integrate(

@@ -16,6 +16,12 @@ _LINE_BYTES = 64
 Segment = tuple[float, int, float, int]
 
 
+WARP = 32
+# A kernel's launch on the device (Jia et al. 2018, arXiv 1804.06826), and the achievable share of the peak memory
+# bandwidth. Assumed.
+START_S, REACHED = 3e-6, 0.8
+
+
 def count_seconds(
     segments: Sequence[Segment], core: Mapping[str, Any], hz: float, cores: int, memory_s: float = 1.0
 ) -> tuple[float, float]:
@@ -34,12 +40,6 @@ def count_seconds(
         base_s += max(longest / hz, lines * one_line_s, all_lines * all_lines_s)
         busy_s += (all_cycles + beside) / hz
     return base_s, busy_s
-
-
-WARP = 32
-# A kernel's launch on the device (Jia et al. 2018, arXiv 1804.06826), and the achievable share of the peak memory
-# bandwidth. Assumed.
-START_S, REACHED = 3e-6, 0.8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,15 @@ _GREATEST_TOKEN = 2**53
 _MAX_TEXT = 200
 
 
+# The device that executes a program.
+CPU, GPU = "cpu", "gpu"
+# How long a worker for GPU code may prepare before a candidate's limits begin: start the driver, fill arguments that
+# are not large. The driver takes some tenths of a second, more on a busy board.
+PREPARE_S = 15.0
+# Extra host time for emulating what a board computes within its limit.
+EMULATING_S = 20.0
+
+
 @dataclasses.dataclass(frozen=True)
 class LeaseClaim(Message):
     """The lease that a client holds: its number in its store; `owner` and `purpose` are for people.
@@ -94,23 +103,12 @@ def parse_fence_key(key: str) -> LeaseClaim:
     return LeaseClaim(store, int(token), owner, nonce=nonce)
 
 
-# The device that executes a program.
-CPU, GPU = "cpu", "gpu"
-
-
 @dataclasses.dataclass(frozen=True)
 class TensorSpec(Message):
     """One kernel argument: `shape` in elements, `dtype` as NumPy names it."""
 
     shape: tuple[int, ...]
     dtype: str
-
-
-# How long a worker for GPU code may prepare before a candidate's limits begin: start the driver, fill arguments that
-# are not large. The driver takes some tenths of a second, more on a busy board.
-PREPARE_S = 15.0
-# Extra host time for emulating what a board computes within its limit.
-EMULATING_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)

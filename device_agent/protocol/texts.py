@@ -12,11 +12,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NAME_RULE = "up to 63 letters, digits, dots, dashes and underscores, a letter or digit first"
 
 
-def is_name(text: str) -> bool:
-    """Whether `text` is a valid name."""
-    return _NAME.fullmatch(text) is not None
-
-
 _UNITS_HZ = {"hz": 1, "khz": 10**3, "mhz": 10**6, "ghz": 10**9}
 # The unit of a number without one.
 _DEFAULT_UNIT = "mhz"
@@ -24,6 +19,11 @@ _FREQ = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?hz)?", re.IGNORECASE | re.AS
 # A larger number is in Hz, without its unit.
 _HIGHEST_HZ = 10**12
 _CPUS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is a valid name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def parse_hz(text: str) -> int:

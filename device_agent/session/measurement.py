@@ -37,6 +37,14 @@ from device_agent.worker.plan import Phases, Plan
 RATE_HZ = 100.0
 
 
+# Tolerance for a pinned clock: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
+CLOCK_TOLERANCE = 0.03
+# Shorter windows do not show other load: the kernel counts CPU time in ticks of 10 ms.
+MIN_LOAD_WINDOW_S = 0.2
+# Load is CPU time between two reads; the kernel counts it in ticks of 10 ms.
+_LOOK_S = 0.25
+
+
 class Observer:
     """Samples every rail beside a worker. `infos` describe the sensors as measured at the agent's start."""
 
@@ -96,12 +104,6 @@ class Observer:
         return energy.integrate(
             self._trace, start_s, end_s, sensors, infos, calls=calls, min_updates=min_updates, steady=steady
         )
-
-
-# Tolerance for a pinned clock: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
-CLOCK_TOLERANCE = 0.03
-# Shorter windows do not show other load: the kernel counts CPU time in ticks of 10 ms.
-MIN_LOAD_WINDOW_S = 0.2
 
 
 def judge(outcome: Outcome, pinned_hz: Mapping[int, int], max_spread: float | None) -> Outcome:
@@ -176,10 +178,6 @@ def other_load(before: Evidence, after: Evidence, window_s: float, own_cpu_s: fl
 
 def _list(states: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in states.items())
-
-
-# Load is CPU time between two reads; the kernel counts it in ticks of 10 ms.
-_LOOK_S = 0.25
 
 
 def wait(

@@ -42,6 +42,10 @@ MOST, MOST_BYTES = 16, 1 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
+# Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
+_TIMEOUT_S = 120.0
+
+
 class Programs:
     """Cached programs: files in `folder` named by their SHA-256, in the order of their last use."""
 
@@ -83,10 +87,6 @@ class Programs:
 
 def _is_of(program: bytes, digest: str) -> bool:
     return hmac.compare_digest(hashlib.sha256(program).hexdigest(), digest)
-
-
-# Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
-_TIMEOUT_S = 120.0
 
 
 class NoLinkerError(RuntimeError):

@@ -19,6 +19,13 @@ _POOL_SIZE = 65_521
 _STRIDE_BETWEEN_ARGUMENTS = 7919
 
 
+# Arguments between the first (the previous layer's output) and the last (the output) are weights if larger than L1d.
+# A model passes so much data before it meets them again that the copies must exceed the boards' caches: 4 MiB on the
+# largest Jetson.
+_LARGE_BYTES, _COLD_BYTES = 256 << 10, 16 << 20
+_MOST_INHERITED_BYTES = 64 << 20
+
+
 class UnknownDtypeError(ValueError):
     """The agent cannot fill an argument of this dtype."""
 
@@ -77,12 +84,6 @@ def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
         filled += step
 
 
-# Arguments between the first (the previous layer's output) and the last (the output) are weights if larger than L1d.
-# A model passes so much data before it meets them again that the copies must exceed the boards' caches: 4 MiB on the
-# largest Jetson.
-_LARGE_BYTES, _COLD_BYTES = 256 << 10, 16 << 20
-
-
 def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
     """Further sets of arguments with copies of the large weights, enough that rotating calls find them in no cache.
 
@@ -111,7 +112,6 @@ def _plan_copies(specs: Any) -> tuple[list[int], int]:
 # The last result of `prepare`: the tensors of one spec, the first set and those with copied weights. A session keeps
 # only these.
 _inherited: dict[tuple[tuple[Any, ...], int], list[list[Any]]] = {}
-_MOST_INHERITED_BYTES = 64 << 20
 
 
 def allocate(specs: Any, seed: int) -> list[Any]:

@@ -41,6 +41,12 @@ _MOST, _MOST_NAME = 2000, 200
 _OWN = ("vm.",)
 
 
+# Short runs are timed back to back for this long, as in an energy window: other work in between cools caches.
+_BLOCK_S = 0.02
+# How often an instance looks whether the others run.
+_LOOK_S = 0.001
+
+
 def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
     """Instrument `machine` while `run` runs it, up to `runs` times."""
     began: list[float] = []
@@ -71,12 +77,6 @@ def to_layers(found: Profile, latency_s: float, host_s: float) -> tuple[Layer, .
     scale = latency_s / host_s if host_s > 0 else 1.0
     rows: Sequence[tuple[str, tuple[int, float]]] = list(found.items())[:_MOST]
     return tuple(Layer(name[:_MOST_NAME], calls, took * scale) for name, (calls, took) in rows)
-
-
-# Short runs are timed back to back for this long, as in an energy window: other work in between cools caches.
-_BLOCK_S = 0.02
-# How often an instance looks whether the others run.
-_LOOK_S = 0.001
 
 
 def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> bytes:

@@ -19,6 +19,18 @@ from device_agent.protocol import EMULATING_S, MeasureSpec, RunSpec
 _BYTES = 4096
 
 
+# An energy window is filled in pieces about this long, to end on time.
+_PIECE_S = 0.05
+# Share of the margin before the idle baseline. Only values wholly inside the baseline count, so this covers sensors
+# that lag more than they report. Loading the library is a small load compared with what follows.
+_SETTLING = 1 / 3
+# How to run a program once, and how to copy the outputs of a run.
+Runner = Callable[[], Any]
+Collector = Callable[[Any], list[Any]]
+# By function in the order of first calls: calls in one inference, and their total time, in any unit.
+Profile = Mapping[str, tuple[int, float]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Phases:
     """Times on the board's clock in s, 0 for a phase that did not occur; the worker's CPU time and calls."""
@@ -52,13 +64,6 @@ class Marks:
 
     def read(self) -> Phases:
         return Phases(*struct.unpack_from(f"<{len(_FIELDS)}d", self._memory))
-
-
-# An energy window is filled in pieces about this long, to end on time.
-_PIECE_S = 0.05
-# Share of the margin before the idle baseline. Only values wholly inside the baseline count, so this covers sensors
-# that lag more than they report. Loading the library is a small load compared with what follows.
-_SETTLING = 1 / 3
 
 
 class LoadError(Exception):
@@ -118,13 +123,6 @@ class Candidate(Protocol):
         """Seconds per call of `repeat` samples of `number` calls."""
 
     def run(self, calls: int) -> float: ...
-
-
-# How to run a program once, and how to copy the outputs of a run.
-Runner = Callable[[], Any]
-Collector = Callable[[Any], list[Any]]
-# By function in the order of first calls: calls in one inference, and their total time, in any unit.
-Profile = Mapping[str, tuple[int, float]]
 
 
 class Emulator(Protocol):

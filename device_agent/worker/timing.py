@@ -24,6 +24,14 @@ from device_agent.worker.plan import Candidate, HostPace, LoadError, Plan
 _RESULTS, _MOST_BYTES = 4, 16 << 20
 
 
+# A sample aimed exactly at the wanted length falls short half of the time.
+_GROWTH_MARGIN = 1.2
+# Lazy paging of a kernel may mislead one sample about the number of calls, but not three rounds.
+_MAX_ROUNDS = 8
+# TVM's evaluator makes one uncounted call, and so does `Place`.
+_CALLS_BESIDE = 1
+
+
 class _Group(ctypes.Structure):
     """TVM's `TVMParallelGroupEnv`."""
 
@@ -98,14 +106,6 @@ def copy_result(tensor: Any) -> list[Any]:
 def count_bytes(tensor: Any) -> int:
     """Bytes of a tensor."""
     return int(math.prod(tensor.shape) * tensor.dtype.itemsize)
-
-
-# A sample aimed exactly at the wanted length falls short half of the time.
-_GROWTH_MARGIN = 1.2
-# Lazy paging of a kernel may mislead one sample about the number of calls, but not three rounds.
-_MAX_ROUNDS = 8
-# TVM's evaluator makes one uncounted call, and so does `Place`.
-_CALLS_BESIDE = 1
 
 
 def load_module(path: Path) -> Any:

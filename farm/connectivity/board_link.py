@@ -32,6 +32,21 @@ _PUT, _UPDATE_INFO, _GET_PENDING_MATCHKEYS = 3, 5, 7
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
+_JOIN_S = 5.0
+# For a command on the board that finds, or ends, the SSH session of an earlier connection.
+_FIND_TIMEOUT_S = 10.0
+# Identifies the connection on the board: the nearest ancestor that is sshd's (`sshd-session` since 9.8), by pid and
+# start time (proc(5): field 22 of stat; sshd's name has no blanks), unique until the board's next boot.
+_FIND_SESSION = (
+    'p=$$; while [ "$p" -gt 1 ]; do case $(cat /proc/$p/comm) in sshd*) echo $p $(cut -d" " -f22 /proc/$p/stat); exit;;'
+    " esac; p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
+)
+_END_SESSION = (
+    'case $(cat /proc/{pid}/comm) in sshd*) [ "$(cut -d" " -f22 /proc/{pid}/stat)" = {began} ] && kill -9 {pid};; esac'
+)
+_SESSION = re.compile(r"\d{1,10} \d{1,20}")
+
+
 class PortRewriter:
     """Rewrites the bytes of an agent's connection to the tracker.
 
@@ -91,22 +106,6 @@ class PortRewriter:
 def _require_port(port: int) -> None:
     if not 0 < port < 1 << 16:
         raise ValueError(f"{port} is no port")
-
-
-_JOIN_S = 5.0
-# For a command on the board that finds, or ends, the SSH session of an earlier connection.
-_FIND_TIMEOUT_S = 10.0
-
-# Identifies the connection on the board: the nearest ancestor that is sshd's (`sshd-session` since 9.8), by pid and
-# start time (proc(5): field 22 of stat; sshd's name has no blanks), unique until the board's next boot.
-_FIND_SESSION = (
-    'p=$$; while [ "$p" -gt 1 ]; do case $(cat /proc/$p/comm) in sshd*) echo $p $(cut -d" " -f22 /proc/$p/stat); exit;;'
-    " esac; p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
-)
-_END_SESSION = (
-    'case $(cat /proc/{pid}/comm) in sshd*) [ "$(cut -d" " -f22 /proc/{pid}/stat)" = {began} ] && kill -9 {pid};; esac'
-)
-_SESSION = re.compile(r"\d{1,10} \d{1,20}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,16 @@ _LINGER_S = 0.5
 _PASSED_BYTES = 64 << 20
 
 
+# For sshd to open a channel or a forward.
+CHANNEL_TIMEOUT_S = 5.0
+# A dead peer is noticed after this plus `SILENCE_S`: 8 s.
+KEEPALIVE_S = 2.0
+MAX_OUTPUT_BYTES = 1 << 20
+# sshd's MaxSessions is 10 by default; commands and SFTP count, forwards do not.
+_MAX_SESSIONS = 8
+ServeChannel = Callable[[paramiko.Channel], None]
+
+
 @dataclasses.dataclass
 class Output:
     """`code` is None where the connection ended first."""
@@ -108,17 +118,6 @@ def _exit_code(channel: paramiko.Channel) -> int | None:
     code = channel.recv_exit_status()
     # paramiko reports a missing status, of a killed command or a lost connection, as -1.
     return code if code >= 0 else None
-
-
-# For sshd to open a channel or a forward.
-CHANNEL_TIMEOUT_S = 5.0
-# A dead peer is noticed after this plus `SILENCE_S`: 8 s.
-KEEPALIVE_S = 2.0
-MAX_OUTPUT_BYTES = 1 << 20
-# sshd's MaxSessions is 10 by default; commands and SFTP count, forwards do not.
-_MAX_SESSIONS = 8
-
-ServeChannel = Callable[[paramiko.Channel], None]
 
 
 class ExecResult(NamedTuple):

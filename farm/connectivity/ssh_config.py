@@ -24,6 +24,14 @@ _MOST_INCLUDES = 16
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
 
 
+# ssh_config(5): more jump hosts than this are a loop.
+_MOST_JUMPS = 8
+# `ssh -G` answers within 10 ms; with CanonicalizeHostname it queries a name server.
+_ASK_TIMEOUT_S = 20.0
+_JUMP = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:@]+))(?::(?P<port>\d+))?")
+_TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
+
+
 @dataclasses.dataclass(frozen=True)
 class ConfigLine:
     """One effective line."""
@@ -105,14 +113,6 @@ def _find_included(line: ConfigLine) -> Iterator[Path]:
     for quoted, plain in _PARTS.findall(line.value):
         whole = Path("~/.ssh", quoted or plain) if (quoted or plain)[0] != "~" else Path(quoted or plain)
         yield from map(Path, sorted(glob.glob(os.path.expanduser(whole))))  # noqa: PTH111, PTH207 - may be absolute
-
-
-# ssh_config(5): more jump hosts than this are a loop.
-_MOST_JUMPS = 8
-# `ssh -G` answers within 10 ms; with CanonicalizeHostname it queries a name server.
-_ASK_TIMEOUT_S = 20.0
-_JUMP = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:@]+))(?::(?P<port>\d+))?")
-_TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,21 @@ from farm.processes.listening import start_thread
 _CHUNK = 1 << 16
 
 
+# Takes a thirtieth of a second between two local processes; not measured on a busy board, so generous.
+CONNECT_TIMEOUT_S = 15.0
+# How long a peer may stay silent after a request.
+SILENCE_S = 6.0
+JOIN_S = 2.0
+# Strongest first. One family is offered at a time, since a server shows only one key per connection.
+_FAMILIES: tuple[tuple[str, ...], ...] = (
+    ("ssh-ed25519",),
+    ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    ("rsa-sha2-512", "rsa-sha2-256"),
+)
+# paramiko prints tracebacks of exceptions raised here.
+_LOG = "farm.connectivity.ssh.paramiko"
+
+
 def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], None]) -> None:
     """Join and own both; `on_end` is called once after they are closed. Two threads carry, one each way."""
     ended = threading.Lock()
@@ -56,21 +71,6 @@ def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], N
             end()
 
 
-# Takes a thirtieth of a second between two local processes; not measured on a busy board, so generous.
-CONNECT_TIMEOUT_S = 15.0
-# How long a peer may stay silent after a request.
-SILENCE_S = 6.0
-JOIN_S = 2.0
-
-# Strongest first. One family is offered at a time, since a server shows only one key per connection.
-_FAMILIES: tuple[tuple[str, ...], ...] = (
-    ("ssh-ed25519",),
-    ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
-    ("rsa-sha2-512", "rsa-sha2-256"),
-)
-
-# paramiko prints tracebacks of exceptions raised here.
-_LOG = "farm.connectivity.ssh.paramiko"
 logging.getLogger(_LOG).addHandler(logging.NullHandler())
 logging.getLogger(_LOG).propagate = False
 

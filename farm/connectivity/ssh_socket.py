@@ -19,6 +19,9 @@ from farm.errors import DeadlineError, TransientError
 TCP_TIMEOUT_S = 5.0
 
 
+_REFUSED = os.strerror(errno.ECONNREFUSED)
+
+
 class WatchedSocket(socket.socket):
     """A connected socket. After `expect_answer`, reads and writes fail after `silence_s` without a byte."""
 
@@ -89,9 +92,6 @@ def open_socket(host: str, port: int, timeout_s: float, silence_s: float) -> Wat
         )
     hint = "The board is there, its sshd is not: start it, or correct the port." if last == _REFUSED else ""
     raise TransientError(f"no connection to {host}:{port}: {last}", hint)
-
-
-_REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:

@@ -25,12 +25,13 @@ _FRAME = struct.Struct("<Qi")
 _CHUNK = 1 << 18
 
 
+# What anyio raises where a connection is over.
+ENDED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
 class Unread:
     """An answer of another kind: a stock server's tensor, an object, or copied bytes."""
 
-
-# What anyio raises where a connection is over.
-ENDED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 Value = str | bytes | int | float | Unread | None
 

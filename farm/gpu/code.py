@@ -24,6 +24,13 @@ DRIVER = "libcuda_virtual.so"
 _TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
 
 
+# Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
+_MARK = b"FARMGPU2"
+# The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability").
+THREADS_PER_BLOCK = 1024
+
+
 def build_plugin(folder: Path, triple: str | None) -> Path:
     """Build TVM's device "cuda" over the CUDA driver, for a system that zig calls `triple` (None: this machine)."""
     sources = _find_package("device_agent") / "native"
@@ -97,10 +104,6 @@ def _find_package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-# Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
-_MARK = b"FARMGPU2"
-
-
 def require_emulated(arch: str) -> None:
     """Raise CodeRefusedError for a GPU that virtual boards do not emulate."""
     if not 50 <= int(arch.removeprefix("sm_")) <= 62:
@@ -132,11 +135,6 @@ class Made:
     code: bytes = dataclasses.field(repr=False)
     usages: tuple[ptx.Usage, ...]
     source: str = dataclasses.field(repr=False)
-
-
-# The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
-# Capability").
-THREADS_PER_BLOCK = 1024
 
 
 def plan_gpu(board_type: BoardType) -> GpuPlan:

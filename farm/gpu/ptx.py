@@ -18,6 +18,32 @@ from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UnavailableError, UsageError
 from farm.gpu.headers import HEADERS
 
+# 70 ms for a matrix product, some seconds for all kernels of a big model.
+_TIMEOUT_S = 120.0
+_VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
+# A hint of PTX 8.3 that older drivers refuse.
+_HINT = re.compile(r'^\s*\.pragma\s+"used_bytes_mask[^"]*";\n', re.MULTILINE)
+_COMPILED = re.compile(
+    r"Compiling entry function '(\w+)'.*?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers(.*?)$",
+    re.DOTALL | re.MULTILINE,
+)
+_THREADS = re.compile(r"\.entry\s+(\w+)\s*\(.*?\)\s*((?:\.(?:maxntid|minnctapersm|reqntid)\b[^{.]*)*)\{", re.DOTALL)
+# The newest PTX version for the driver of a CUDA version (PTX ISA, "Release History"). A Jetson's driver is fixed by
+# its L4T release.
+NEWEST = {
+    "9.0": "6.0",
+    "10.0": "6.3",
+    "10.2": "6.5",
+    "11.0": "7.0",
+    "11.4": "7.4",
+    "11.8": "7.8",
+    "12.0": "8.0",
+    "12.2": "8.2",
+    "12.4": "8.4",
+    "12.6": "8.5",
+}
+
 
 def compile_ptx(source: str, arch: str) -> str:
     """Compile CUDA source to PTX for an architecture such as sm_53; the header names NVRTC's own PTX version.
@@ -77,35 +103,6 @@ def find_file(package: str, name: str) -> Path:
         f"{Path(name).name} of NVIDIA's CUDA 12, the compiler for GPUs, is not installed",
         "Install it (130 MB): pip install nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86",
     )
-
-
-# 70 ms for a matrix product, some seconds for all kernels of a big model.
-_TIMEOUT_S = 120.0
-_VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
-# A hint of PTX 8.3 that older drivers refuse.
-_HINT = re.compile(r'^\s*\.pragma\s+"used_bytes_mask[^"]*";\n', re.MULTILINE)
-_COMPILED = re.compile(
-    r"Compiling entry function '(\w+)'.*?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-    r".*?Used (\d+) registers(.*?)$",
-    re.DOTALL | re.MULTILINE,
-)
-_THREADS = re.compile(r"\.entry\s+(\w+)\s*\(.*?\)\s*((?:\.(?:maxntid|minnctapersm|reqntid)\b[^{.]*)*)\{", re.DOTALL)
-
-
-# The newest PTX version for the driver of a CUDA version (PTX ISA, "Release History"). A Jetson's driver is fixed by
-# its L4T release.
-NEWEST = {
-    "9.0": "6.0",
-    "10.0": "6.3",
-    "10.2": "6.5",
-    "11.0": "7.0",
-    "11.4": "7.4",
-    "11.8": "7.8",
-    "12.0": "8.0",
-    "12.2": "8.2",
-    "12.4": "8.4",
-    "12.6": "8.5",
-}
 
 
 @dataclasses.dataclass(frozen=True)

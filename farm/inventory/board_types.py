@@ -24,6 +24,12 @@ Item = TypeVar("Item", bound=Hashable)
 LinkTriple = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")]
 
 
+# Names a folder with more board types, one YAML file each.
+EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
+HOST = "host"
+Feature = Annotated[str, pydantic.Field(pattern=r"^[+-][a-z0-9.-]+$")]
+
+
 def find_repeated(items: Iterable[Item]) -> Item | None:
     """The first item that occurs a second time."""
     seen = set()
@@ -62,13 +68,6 @@ def _ignored_exist(thermal: Thermal) -> Thermal:
 
 CheckedPower = Annotated[Power, pydantic.AfterValidator(_totals_are_rails)]
 CheckedThermal = Annotated[Thermal, pydantic.AfterValidator(_ignored_exist)]
-
-
-# Names a folder with more board types, one YAML file each.
-EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
-HOST = "host"
-
-Feature = Annotated[str, pydantic.Field(pattern=r"^[+-][a-z0-9.-]+$")]
 
 
 class Target(documents.StrictModel):

@@ -18,6 +18,14 @@ import yaml
 from farm import errors, foreign
 from farm.errors import FarmError, UsageError
 
+Document = TypeVar("Document", bound="StrictModel")
+# Mappings that merge each other grow exponentially.
+_MOST_KEYS = 10_000
+# Mistakes per error; one wrong variable of a large group would otherwise fill the screen.
+_MOST_FAULTS = 20
+# A path in the file: keys and positions from the outermost on.
+Place = tuple[int | str, ...]
+
 
 def require_inventory_folder() -> pathlib.Path:
     """The folder that holds `board_types/` and the example fleets.
@@ -36,17 +44,10 @@ def require_inventory_folder() -> pathlib.Path:
     )
 
 
-Document = TypeVar("Document", bound="StrictModel")
-
-
 class StrictModel(pydantic.BaseModel):
     """The base of everything read from YAML: frozen, and unknown keys are refused."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, populate_by_name=True, validate_default=True)
-
-
-# Mappings that merge each other grow exponentially.
-_MOST_KEYS = 10_000
 
 
 def _refuse(node: yaml.Node, problem: str) -> NoReturn:
@@ -163,13 +164,6 @@ def _find_keys(annotation: Any) -> Mapping[str, Any]:
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
     return next(filter(None, map(_find_keys, getattr(annotation, "__args__", ()))), {})
-
-
-# Mistakes per error; one wrong variable of a large group would otherwise fill the screen.
-_MOST_FAULTS = 20
-
-# A path in the file: keys and positions from the outermost on.
-Place = tuple[int | str, ...]
 
 
 def read_located(path: pathlib.Path, model: type[Document]) -> Document:

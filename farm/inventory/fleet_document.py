@@ -23,6 +23,9 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _MOST_DIGITS = 12
 
 
+LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
+
+
 def expand(pattern: str) -> list[str]:
     """Expand a pattern to names; one without a range is returned alone.
 
@@ -116,7 +119,6 @@ Label = Annotated[
     pydantic.Field(max_length=255),
     pydantic.AfterValidator(_printable),
 ]
-LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
 Pattern = Annotated[str, pydantic.BeforeValidator(_quoted, json_schema_input_type=str)]
 _LABELS = pydantic.TypeAdapter(dict[LabelName, Label])
 GroupName = Annotated[

@@ -34,6 +34,9 @@ _LONG, _IS_LONG, _LONG_ID = struct.Struct("<HHQQ"), 0xFFFFFFFF, 1
 _IS_UTF8 = 0x800
 
 
+Arguments = Sequence[tuple[Sequence[int], str]]
+
+
 class HarmfulArraysError(ProtocolError):
     """An archive that expands beyond its size: no agent makes one by mistake."""
 
@@ -128,9 +131,6 @@ def _read_array(content: memoryview) -> npt.NDArray[Any]:
     if dtype == np.dtype("V2"):
         dtype = np.dtype(ml_dtypes.bfloat16)
     return np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C").copy()
-
-
-Arguments = Sequence[tuple[Sequence[int], str]]
 
 
 def make_inputs(arguments: Arguments, seed: int) -> Arrays:

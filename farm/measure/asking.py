@@ -29,6 +29,11 @@ _KNOWN_S = 5.0
 _agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
+# Used only for the text of an error.
+_HOLDER_TIMEOUT_S = 2.0
+_log = logging.getLogger(__name__)
+
+
 def to_claim(lease: Lease) -> LeaseClaim:
     """Describe a lease for the agent."""
     return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT], lease.nonce)
@@ -76,12 +81,6 @@ async def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: flo
         raise TransientError(f"{where} did not take the fence of lease {claim.token}: {explain_end(error)}") from error
     except ValueError as error:  # ProtocolError and UnicodeDecodeError are such
         raise UnavailableError(f"{where} gave an invalid reply to a fence: {error}") from error
-
-
-# Used only for the text of an error.
-_HOLDER_TIMEOUT_S = 2.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,28 @@ _MOST = 1024
 _log = logging.getLogger(__name__)
 
 
+# For the tracker to offer the board.
+REQUEST_TIMEOUT_S = 60.0
+# For the agent to fork a session.
+CONNECT_TIMEOUT_S = 15.0
+# For a description; the first use of a GPU's driver takes up to 10 s of it.
+DESCRIBE_TIMEOUT_S = 15.0
+# For the session to claim its lease from the agent.
+CLAIM_TIMEOUT_S = 15.0
+# The board verifies or gives up within a few seconds; a power mode's own tool may take four.
+PIN_TIMEOUT_S = 20.0
+# What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
+# deadline must fire first, because it gives an outcome where ours only gives up.
+_CALL_GRACE_S = 10.0
+_SLOWEST_BYTES_PER_S = 5e6
+# The part of it for an upload beyond its bytes. Less than a megabyte fits into buffers on the route, so its arrival
+# cannot be seen.
+_UPLOAD_GRACE_S = 5.0
+_SEEN_UPLOAD_BYTES = 1 << 20
+Answer = TypeVar("Answer", bound=protocol.Message)
+T = TypeVar("T")
+
+
 class UploadCache:
     """The upload cache of one session. `keep` has the board keep a program, by its digest; it returns what the board
     has then.
@@ -97,29 +119,6 @@ def _read(answer: object) -> frozenset[str]:
     if not isinstance(digests, list) or len(digests) > _MOST or not all(isinstance(each, str) for each in digests):
         raise ProtocolError("programs are kept, but which is not said")
     return frozenset(digests)
-
-
-# For the tracker to offer the board.
-REQUEST_TIMEOUT_S = 60.0
-# For the agent to fork a session.
-CONNECT_TIMEOUT_S = 15.0
-# For a description; the first use of a GPU's driver takes up to 10 s of it.
-DESCRIBE_TIMEOUT_S = 15.0
-# For the session to claim its lease from the agent.
-CLAIM_TIMEOUT_S = 15.0
-# The board verifies or gives up within a few seconds; a power mode's own tool may take four.
-PIN_TIMEOUT_S = 20.0
-# What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
-# deadline must fire first, because it gives an outcome where ours only gives up.
-_CALL_GRACE_S = 10.0
-_SLOWEST_BYTES_PER_S = 5e6
-# The part of it for an upload beyond its bytes. Less than a megabyte fits into buffers on the route, so its arrival
-# cannot be seen.
-_UPLOAD_GRACE_S = 5.0
-_SEEN_UPLOAD_BYTES = 1 << 20
-
-Answer = TypeVar("Answer", bound=protocol.Message)
-T = TypeVar("T")
 
 
 class BoardSession:

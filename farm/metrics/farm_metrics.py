@@ -25,6 +25,20 @@ from farm.version import __version__
 PREFIX = "tvm_farm_"
 
 
+# From the quickest answer of a board to the deadline of one that hangs.
+_PROBE_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+HOST = "127.0.0.1"
+# As for the tracker: a second farm on this machine finds a port.
+TRIES = 10
+SIDES = ("ok", *map(str, FaultSide))
+DOINGS = ("idle", "measuring", "verifying")
+# States in which a campaign waits for no board: finalists have theirs, the others wait for an operator.
+_NO_QUEUE = (CampaignState.VERIFYING, CampaignState.INTERRUPTED, CampaignState.PAUSED)
+_TO_RUN = "run"
+_RESULTS = ("passed", "failed", "skipped")
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One metric. `name` is without the prefix; `buckets` are a histogram's upper bounds."""
@@ -44,9 +58,6 @@ class Metric:
         """Its name in Prometheus."""
         return PREFIX + self.name
 
-
-# From the quickest answer of a board to the deadline of one that hangs.
-_PROBE_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 INFO = Metric("info", ("version",), "Always 1; the farm's version.")
 BOARDS = Metric("boards", ("state", "health"), "Boards in the store, by state and health; every pair is always there.")
@@ -126,11 +137,6 @@ HOME_SIZE = Metric("home_size_bytes", (), "Size of the disk that holds FARM_HOME
 METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
 
 
-HOST = "127.0.0.1"
-# As for the tracker: a second farm on this machine finds a port.
-TRIES = 10
-
-
 class Exporter(Closing):
     """Serves a registry until `close`."""
 
@@ -184,12 +190,6 @@ def _start(registry: CollectorRegistry, first_port: int) -> tuple[WSGIServer, th
 
 # By metric, then by label values.
 Values = dict[Metric, dict[tuple[str, ...], float]]
-
-SIDES = ("ok", *map(str, FaultSide))
-DOINGS = ("idle", "measuring", "verifying")
-# States in which a campaign waits for no board: finalists have theirs, the others wait for an operator.
-_NO_QUEUE = (CampaignState.VERIFYING, CampaignState.INTERRUPTED, CampaignState.PAUSED)
-_TO_RUN = "run"
 
 
 def to_values(
@@ -246,11 +246,6 @@ def _add_boards(values: Values, row: CampaignStanding) -> set[str]:
         boards[labels] = boards.get(labels, 0) + 1
         has.add(board["board_type"])
     return has
-
-
-_RESULTS = ("passed", "failed", "skipped")
-
-Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class FarmMetrics(Collector):

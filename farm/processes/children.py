@@ -23,6 +23,17 @@ from farm.processes import home_log
 STABLE_S = 30.0
 
 
+# The end of a command's output, for people: a line or two.
+_SAID_BYTES = 400
+# For a child to end after SIGTERM; then its group is killed.
+STOP_TIMEOUT_S = 5.0
+LOG_BYTES = 4 << 20
+_TAIL_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+# With less, a program can write neither its startup files nor a line of its log.
+_LEAST_FREE_BYTES = 64 << 10
+
+
 @dataclasses.dataclass(frozen=True)
 class Backoff:
     """Pauses between attempts, in seconds: each is drawn from the upper half of a span that doubles up to `last_s`."""
@@ -65,10 +76,6 @@ class Restarts:
         return pause_s
 
 
-# The end of a command's output, for people: a line or two.
-_SAID_BYTES = 400
-
-
 def run(
     command: Sequence[str], timeout_s: float, *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> str:
@@ -106,13 +113,6 @@ def run(
     return text
 
 
-# For a child to end after SIGTERM; then its group is killed.
-STOP_TIMEOUT_S = 5.0
-LOG_BYTES = 4 << 20
-_TAIL_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1
-# With less, a program can write neither its startup files nor a line of its log.
-_LEAST_FREE_BYTES = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -43,6 +43,14 @@ _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _NETWORK, _SCOPES = 0b11, 0b11  # binding and connecting TCP (ABI 4); abstract sockets and signals (ABI 6)
 
 
+# Refused: sockets, access to other processes (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork, leaving the
+# process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
+_MODERN = (425, 426, 427, 424, 434, 438)  # io_uring_*, pidfd_send_signal, pidfd_open, pidfd_getfd
+_CLONE3 = 435
+_CLONE_THREAD = 0x10000
+_X32 = 0x40000000  # x86-64's second numbers for the same calls
+
+
 @dataclasses.dataclass(frozen=True)
 class _Calls:
     """System call numbers of one architecture; `arch` is its AUDIT_ARCH (include/uapi/linux/audit.h)."""
@@ -53,9 +61,6 @@ class _Calls:
     tgkill: int
 
 
-# Refused: sockets, access to other processes (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork, leaving the
-# process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
-_MODERN = (425, 426, 427, 424, 434, 438)  # io_uring_*, pidfd_send_signal, pidfd_open, pidfd_getfd
 _CALLS = {
     "x86_64": _Calls(
         0xC000003E,
@@ -67,9 +72,6 @@ _CALLS = {
         0xC00000B7, (198, 203, 129, 130, 117, 270, 271, 157, 154, 280, 40, 97, 268, 219, 217, 218, *_MODERN), 220, 131
     ),
 }
-_CLONE3 = 435
-_CLONE_THREAD = 0x10000
-_X32 = 0x40000000  # x86-64's second numbers for the same calls
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:

@@ -29,12 +29,14 @@ _TELL_S = 10.0
 _HOST_NAMESPACE = str(0xEFFFFFFC)
 
 
+_LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone."
+
+
 class _Lock:
     held = False
 
 
 _LOCK = _Lock()
-_LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone."
 
 
 def name_user(otherwise: str = "unknown") -> str:

@@ -59,6 +59,10 @@ _RECONNECTS = 3
 Result = TypeVar("Result")
 
 
+# Reserves a board while its agent restarts; raises FarmError if it is in use.
+Hold = Callable[[str], AbstractContextManager[object]]
+
+
 @dataclasses.dataclass(frozen=True)
 class ProvisioningTarget:
     """A board to provision: its name, its sshd, and its agent's options."""
@@ -75,8 +79,6 @@ class ProvisioningTarget:
 
 # Proves a board end to end and returns a line on it; raises FarmError if it fails.
 Probe = Callable[[ProvisioningTarget], str]
-# Reserves a board while its agent restarts; raises FarmError if it is in use.
-Hold = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclasses.dataclass(frozen=True)

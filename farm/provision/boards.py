@@ -28,6 +28,12 @@ WAIT_S = 15.0
 _LOOK_S = 0.25
 
 
+# The agent retries its tracker every second or two; a slow board needs more time to register.
+FIND_TIMEOUT_S = 45.0
+# An interrupted step ends with the connection, at once; closing it takes up to 2 s.
+INTERRUPT_S = 10.0
+
+
 class StoreHold:
     """Takes leases for a block. Thread-safe."""
 
@@ -63,10 +69,6 @@ class StoreHold:
             yield
 
 
-# The agent retries its tracker every second or two; a slow board needs more time to register.
-FIND_TIMEOUT_S = 45.0
-
-
 def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningTarget) -> str:
     """Take the board from a tracker that it can reach, run the golden kernel, and describe the result.
 
@@ -78,10 +80,6 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningT
         outcome = calibration.require_right(session, kernel)
     median_s = statistics.median(outcome.latency_s)
     return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
-
-
-# An interrupted step ends with the connection, at once; closing it takes up to 2 s.
-INTERRUPT_S = 10.0
 
 
 def provision_boards(

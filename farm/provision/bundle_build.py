@@ -31,6 +31,10 @@ _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
 
+# A board's files beside Python code, as named in a bundle.
+SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
+
+
 def find_agent_source() -> Path:
     """The folder of this farm's package `device_agent`."""
     return Path(device_agent.protocol.__file__).resolve().parents[1]
@@ -83,10 +87,6 @@ def _type_folders() -> list[Path]:
     if extra := os.environ.get(_EXTRA_FOLDER_VARIABLE):
         folders.append(Path(extra).expanduser())
     return folders
-
-
-# A board's files beside Python code, as named in a bundle.
-SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,15 +26,6 @@ _PLACES = {
 }
 
 
-def read_resource(name: str) -> str:
-    """The text of one of these files. Raises UnavailableError if it is missing."""
-    here = Path(__file__).resolve().parent
-    for path in (here / "data" / name, here.parents[1] / _PLACES[name]):
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise UnavailableError(f"the farm's own file {name} is missing", "Install tvm-farm again, or use a whole checkout.")
-
-
 ROOT_PREFIX = "/opt/tvm-farm"
 # Below the home of a login without root's rights.
 HOME_PREFIX = ".local/share/tvm-farm-board"
@@ -47,6 +38,20 @@ _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9._-]*)+")
 _MAX_PREFIX = 75
 # Shorter paths are the system's: an installation is a folder below them.
 _TOO_SHORT = 2
+# Names in units after the project: services, folders in /run and /var/lib, the user and its group.
+_OWN_NAME = re.compile(r"tvm-farm(?:-agent|-clock-helper)?(?![\w-])")
+_MARK = "\0"
+# The default of `device-agent metrics`; a second installation on one machine has none.
+METRICS_PORT = 9101
+
+
+def read_resource(name: str) -> str:
+    """The text of one of these files. Raises UnavailableError if it is missing."""
+    here = Path(__file__).resolve().parent
+    for path in (here / "data" / name, here.parents[1] / _PLACES[name]):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise UnavailableError(f"the farm's own file {name} is missing", "Install tvm-farm again, or use a whole checkout.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +125,6 @@ def plan_layout(prefix: str, uid: int, may_sudo: bool, systemd: bool, home: str)
             "Its units see neither homes nor the temporary folder (ProtectHome, PrivateTmp). Give another prefix.",
         )
     return layout
-
-
-# Names in units after the project: services, folders in /run and /var/lib, the user and its group.
-_OWN_NAME = re.compile(r"tvm-farm(?:-agent|-clock-helper)?(?![\w-])")
-_MARK = "\0"
-# The default of `device-agent metrics`; a second installation on one machine has none.
-METRICS_PORT = 9101
 
 
 @dataclasses.dataclass(frozen=True)

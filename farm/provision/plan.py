@@ -15,6 +15,18 @@ from farm.provision.layout import BoardFile, Layout, compute_digest
 from farm.provision.survey import BoardSurvey, find_doubt
 from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
 
+# In order of execution. `connect` and `check` only read, `bundle` runs on the coordinator, `probe` uses the board.
+STEPS = (
+    *("connect", "check", "bundle", "folder", "send", "python", "install", "user", "services", "switch", "start"),
+    *("probe", "finish"),
+)
+# Beyond the installation: logs, a session's uploads.
+_ROOM_TO_LIVE_BYTES = 64 << 20
+_ROOM_TO_LIVE_FILES = 1000
+_FILES_PER_BYTE = 1 / 12_000
+# Certificates and logs are useless with a clock this far off. Nothing here depends on it.
+CLOCK_TOLERANCE_S = 60.0
+
 
 class StepStatus(StrEnum):
     """How a step ended."""
@@ -79,19 +91,6 @@ class BoardReport:
             "outcome": str(self.outcome),
             "steps": [s | {"status": str(s["status"])} for s in document["steps"]],
         }
-
-
-# In order of execution. `connect` and `check` only read, `bundle` runs on the coordinator, `probe` uses the board.
-STEPS = (
-    *("connect", "check", "bundle", "folder", "send", "python", "install", "user", "services", "switch", "start"),
-    *("probe", "finish"),
-)
-# Beyond the installation: logs, a session's uploads.
-_ROOM_TO_LIVE_BYTES = 64 << 20
-_ROOM_TO_LIVE_FILES = 1000
-_FILES_PER_BYTE = 1 / 12_000
-# Certificates and logs are useless with a clock this far off. Nothing here depends on it.
-CLOCK_TOLERANCE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)

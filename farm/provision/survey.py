@@ -26,6 +26,23 @@ _MAX_REFUSAL = 300
 TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
 
 
+# By line: the newest known release, its JetPack, and its chips. NVIDIA's archive of Jetson Linux; the table of
+# jetson-stats (rbonghi/jetson_stats, jtop/core/jetson_variables.py); OE4T/meta-tegra (38.4.0 is JetPack 7.1).
+_LINES = {
+    "R28": ((2, 0), "JetPack 3", ("t186", "t210")),
+    "R32": ((7, 6), "JetPack 4", ("t186", "t194", "t210")),
+    "R34": ((1, 1), "JetPack 5", ("t194", "t234")),
+    "R35": ((6, 4), "JetPack 5", ("t194", "t234")),
+    "R36": ((5, 0), "JetPack 6", ("t234",)),
+    "R38": ((4, 0), "JetPack 7", ("t264",)),
+    "R39": ((2, 0), "JetPack 7", ("t234", "t264")),
+}
+# As in /etc/nv_tegra_release, `# R36 (release), REVISION: 4.7, …`, and as the package nvidia-l4t-core,
+# `36.4.7-20250918154033`.
+_FILE = re.compile(r"#?\s*R(\d{1,3}) \(release\), REVISION: (\d{1,3})(?:\.(\d{1,3}))?")
+_PACKAGE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-~+].*)?")
+
+
 @dataclasses.dataclass(frozen=True)
 class Login:
     """The login on a board, and its service manager.
@@ -198,23 +215,6 @@ def _read(text: str) -> dict[str, list[str]]:
         if equals:
             facts.setdefault(name, []).append(value)
     return facts
-
-
-# By line: the newest known release, its JetPack, and its chips. NVIDIA's archive of Jetson Linux; the table of
-# jetson-stats (rbonghi/jetson_stats, jtop/core/jetson_variables.py); OE4T/meta-tegra (38.4.0 is JetPack 7.1).
-_LINES = {
-    "R28": ((2, 0), "JetPack 3", ("t186", "t210")),
-    "R32": ((7, 6), "JetPack 4", ("t186", "t194", "t210")),
-    "R34": ((1, 1), "JetPack 5", ("t194", "t234")),
-    "R35": ((6, 4), "JetPack 5", ("t194", "t234")),
-    "R36": ((5, 0), "JetPack 6", ("t234",)),
-    "R38": ((4, 0), "JetPack 7", ("t264",)),
-    "R39": ((2, 0), "JetPack 7", ("t234", "t264")),
-}
-# As in /etc/nv_tegra_release, `# R36 (release), REVISION: 4.7, …`, and as the package nvidia-l4t-core,
-# `36.4.7-20250918154033`.
-_FILE = re.compile(r"#?\s*R(\d{1,3}) \(release\), REVISION: (\d{1,3})(?:\.(\d{1,3}))?")
-_PACKAGE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-~+].*)?")
 
 
 def parse_release(text: str) -> str:

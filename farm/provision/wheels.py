@@ -26,6 +26,26 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;]+)(?: ; (?P<mark
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
+ARCHS = ("aarch64", "x86_64")
+# The oldest supported glibc: TVM's wheels require it, and JetPack 4 has it.
+LEAST_GLIBC_MINOR = 27
+# For pip to fetch a board's wheels.
+FETCH_TIMEOUT_S = 900.0
+# The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime needs a
+# libcudart of release 13, which no supported board has. Headers and sources are for building against TVM.
+_TVM = "apache_tvm-"
+_LEFT_OUT = (
+    "tvm/lib/libtvm_compiler",
+    "tvm/lib/libtvm_runtime_cuda",
+    "tvm/3rdparty/",
+    "tvm/include/",
+    "tvm/src/",
+    "tvm/web/",
+)
+# The earliest date in a zip: repacking must be reproducible.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class PinnedPackage:
     """One package at one version; `sha256` lists its files' hashes, any of which may match."""
@@ -74,24 +94,6 @@ def _environment(python: str, arch: str) -> dict[str, str]:
     }
 
 
-ARCHS = ("aarch64", "x86_64")
-# The oldest supported glibc: TVM's wheels require it, and JetPack 4 has it.
-LEAST_GLIBC_MINOR = 27
-# For pip to fetch a board's wheels.
-FETCH_TIMEOUT_S = 900.0
-# The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime needs a
-# libcudart of release 13, which no supported board has. Headers and sources are for building against TVM.
-_TVM = "apache_tvm-"
-_LEFT_OUT = (
-    "tvm/lib/libtvm_compiler",
-    "tvm/lib/libtvm_runtime_cuda",
-    "tvm/3rdparty/",
-    "tvm/include/",
-    "tvm/src/",
-    "tvm/web/",
-)
-# The earliest date in a zip: repacking must be reproducible.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 _running: set[subprocess.Popen[str]] = set()
 
 

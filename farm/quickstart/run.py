@@ -55,6 +55,10 @@ _WAIT_S = 120.0
 SLOWEST_S = 0.6
 
 
+# A compiled model this much slower than the sum of its parts does not consist of what was measured.
+_SUSPICIOUS = 1.5
+
+
 def find_own_type() -> BoardType | None:
     """Return the board's type where it runs its own code; None where it runs this machine's."""
     kind = require_board_type(BOARD_TYPE)
@@ -142,10 +146,6 @@ def _describe(compiled: compile.Compiled) -> str:
 def _shorten(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = ("key", "measured", "latency_s", "power_w", "energy_j", "on_front")
     return [{name: row[name] for name in names} for row in rows]
-
-
-# A compiled model this much slower than the sum of its parts does not consist of what was measured.
-_SUSPICIOUS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,16 @@ _LIMIT_S = 180.0
 LOG_FILE = "take-over.log"
 
 
+# The loop does deferred work at once; it is busy for seconds only while the tracker restarts.
+_LOOP_TIMEOUT_S = 40.0
+# A command that started us connects at once; a killed one never does.
+_FIRST_HOLD_S = 30.0
+# Under the system's temporary folder: a Unix socket's path has at most 107 bytes, and FARM_HOME may be longer.
+_FOLDER = "farm-services-"
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_log = logging.getLogger(__name__)
+
+
 class TakeOver:
     """Active while `on`. Used by the keeper's main thread alone."""
 
@@ -86,17 +96,6 @@ class TakeOver:
         command = python_command("-m", "farm.campaign.engine", "--take-over", *names)
         self._process = children.start(command, self._log_file, os.environ)
         self._until = time.monotonic() + _LIMIT_S
-
-
-# The loop does deferred work at once; it is busy for seconds only while the tracker restarts.
-_LOOP_TIMEOUT_S = 40.0
-# A command that started us connects at once; a killed one never does.
-_FIRST_HOLD_S = 30.0
-# Under the system's temporary folder: a Unix socket's path has at most 107 bytes, and FARM_HOME may be longer.
-_FOLDER = "farm-services-"
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-_log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

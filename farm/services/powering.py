@@ -31,6 +31,16 @@ _TRIES_ON = 2
 _MARGIN_S = 30.0
 
 
+# Probes that failed in a row: one may be a hiccup.
+FAILED_PROBES = 2
+# Not connected for this long, without a refusal: longer than a reboot of a Jetson takes.
+LOST_S = 180.0
+BY = "services"
+PURPOSE = "power cycle"
+_AT_ONCE = 4
+_log = logging.getLogger(__name__)
+
+
 def parse_power(document: dict[str, Any] | None) -> PowerCommands | None:
     """Parse the commands in the store's column; None where there are none."""
     return None if document is None else PowerCommands.model_validate(document)
@@ -75,12 +85,6 @@ def _run(board: str, commands: PowerCommands, words: list[str], action: str) -> 
     return children.run(command, commands.timeout_s, environment=environment)
 
 
-# Probes that failed in a row: one may be a hiccup.
-FAILED_PROBES = 2
-# Not connected for this long, without a refusal: longer than a reboot of a Jetson takes.
-LOST_S = 180.0
-
-
 class PowerOrder(StrEnum):
     """What to do about a board."""
 
@@ -112,13 +116,6 @@ def plan_power(row: BoardInfo, past: ProbePast | None, lost_s: float | None, boo
 def is_network_down(lost: int, kept: int) -> bool:
     """Whether so many boards are lost at once that the network is at fault."""
     return lost > 1 and lost > kept / 2
-
-
-BY = "services"
-PURPOSE = "power cycle"
-_AT_ONCE = 4
-
-_log = logging.getLogger(__name__)
 
 
 class Powering:

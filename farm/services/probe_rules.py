@@ -33,6 +33,21 @@ SETTLE_S = 2.0
 QUARANTINE_PAUSE_S = 30.0
 
 
+# A virtual board's time depends on the golden kernel's cost on this machine, which is measured anew where the cache was
+# deleted, perhaps beside other programs. Wrong clocks of a board differ by more than this.
+SIMULATED_TOLERANCE = 0.30
+# This far above the type's value is another setting of the chip or a late driver, not chance. Below 0.1 s a second has
+# ten values, which is enough for any type.
+SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
+# Above this, in cores, another program may have used the core or the memory bandwidth of the golden kernel.
+OTHER_LOAD = 0.5
+# How many boards of its type a board is compared with: more do not improve the median, and cost time.
+MOST_PEERS = 16
+# Of each of them, the newest runs.
+PEER_RUNS = 10
+_RAN = frozenset({Status.OK, Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY})
+
+
 @dataclasses.dataclass(frozen=True)
 class ProbePast:
     """The latest probe of a board: when it was answered, whether it passed or was made at all.
@@ -109,20 +124,6 @@ def plan_pause_s(past: ProbePast) -> float:
     return float(min(last_s, FIRST_PAUSE_S * 2.0 ** min(past.tries - 1, 16)))
 
 
-# A virtual board's time depends on the golden kernel's cost on this machine, which is measured anew where the cache was
-# deleted, perhaps beside other programs. Wrong clocks of a board differ by more than this.
-SIMULATED_TOLERANCE = 0.30
-# This far above the type's value is another setting of the chip or a late driver, not chance. Below 0.1 s a second has
-# ten values, which is enough for any type.
-SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
-# Above this, in cores, another program may have used the core or the memory bandwidth of the golden kernel.
-OTHER_LOAD = 0.5
-# How many boards of its type a board is compared with: more do not improve the median, and cost time.
-MOST_PEERS = 16
-# Of each of them, the newest runs.
-PEER_RUNS = 10
-
-
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """A probe's observation, in the terms of `farm.crew.health`; `detail` is for people."""
@@ -166,9 +167,6 @@ def judge_run(outcome: Outcome, outputs: Mapping[str, npt.NDArray[Any]]) -> Find
     if outcome.status is not Status.OK:  # another client moved a limit meanwhile
         return Finding(Kind.DRIFTED, outcome.message)
     return None
-
-
-_RAN = frozenset({Status.OK, Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY})
 
 
 def is_off(median_s: float, history_s: Sequence[float], simulated: bool) -> bool:

@@ -37,6 +37,18 @@ _WANTED_S = 60.0
 _log = logging.getLogger(__name__)
 
 
+# The pause before a refused login is tried again; the key may have been corrected.
+FINAL_RETRY_S = 30.0
+# Where `device-agent metrics` listens on the board, by its own default.
+METRICS_PORT = 9101
+# Virtual boards listen above TVM's own range of ports, which agents of this machine use.
+_FIRST_PORT, _LAST_PORT = 10090, 11989
+# A board that ends again and again is started with growing pauses, as an SSH link is.
+_BACKOFF = Backoff(first_s=0.5, last_s=30.0)
+# Importing TVM takes seconds, and many start at once.
+_VIRTUAL_START_S = 120.0
+
+
 class RouteLeases:
     """The connections that this coordinator owns. Used by the keeper's main thread alone."""
 
@@ -112,18 +124,6 @@ class RouteLeases:
 
     def close(self) -> None:
         self._store.routes.release(self._me)
-
-
-# The pause before a refused login is tried again; the key may have been corrected.
-FINAL_RETRY_S = 30.0
-# Where `device-agent metrics` listens on the board, by its own default.
-METRICS_PORT = 9101
-# Virtual boards listen above TVM's own range of ports, which agents of this machine use.
-_FIRST_PORT, _LAST_PORT = 10090, 11989
-# A board that ends again and again is started with growing pauses, as an SSH link is.
-_BACKOFF = Backoff(first_s=0.5, last_s=30.0)
-# Importing TVM takes seconds, and many start at once.
-_VIRTUAL_START_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True)

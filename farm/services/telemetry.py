@@ -32,6 +32,10 @@ MOST_CAMPAIGNS = 100
 _STOP_TIMEOUT_S = 35.0
 
 
+_PERIOD_S = 1.0
+_log = logging.getLogger(__name__)
+
+
 class Figures:
     """Updates `metrics` from store and disk, now and every `period_s`, until `close`."""
 
@@ -72,11 +76,6 @@ def observe(
     sums = {each.id: store.totals.sum_trials(each.id, before.get(each.id)) for each in standings}
     metrics.observe_campaigns(store.campaigns.count(), standings, sums)
     return sums
-
-
-_PERIOD_S = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 class Telemetry:

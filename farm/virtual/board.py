@@ -26,6 +26,19 @@ Power = tuple[float, float]
 _LEAK_REFERENCE_C = 25.0
 
 
+# The name in `exact_energy_j` of the board type's total.
+TOTAL = "total"
+_HEAT = "heat"
+# The domain with this name draws its constant at the fan's full speed.
+_FAN = "fan"
+# Trip-point crossings are exact up to rounding.
+_TOLERANCE_C = 1e-6
+_LOAD_AVERAGE_S = 60.0
+_FOREVER = math.inf
+# How long a board with its own clock was idle before its start: longer than any sensor averages.
+_BEFORE_S = 100.0
+
+
 def draw(domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float) -> Power:
     """The power of `units` powered units (cores), a share `powered` of all, each `busy` for that share."""
     volt = interpolate_v(domain.voltage_v, hz)
@@ -65,19 +78,6 @@ def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
         if hz < high_hz:
             return low_v + (high_v - low_v) * max(0.0, hz - low_hz) / (high_hz - low_hz)
     return table[-1][1]
-
-
-# The name in `exact_energy_j` of the board type's total.
-TOTAL = "total"
-_HEAT = "heat"
-# The domain with this name draws its constant at the fan's full speed.
-_FAN = "fan"
-# Trip-point crossings are exact up to rounding.
-_TOLERANCE_C = 1e-6
-_LOAD_AVERAGE_S = 60.0
-_FOREVER = math.inf
-# How long a board with its own clock was idle before its start: longer than any sensor averages.
-_BEFORE_S = 100.0
 
 
 class VirtualBoard:

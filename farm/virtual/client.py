@@ -24,6 +24,9 @@ SIZE = struct.Struct("<I")
 MAX_BYTES = 1 << 20
 
 
+SCHEME = "virtual"
+
+
 class SimulatedTree:
     """A `device_agent.sysfs.Tree` over a socket: PATH for any user, PATH.root for root.
 
@@ -160,5 +163,4 @@ class SimulatedTree:
             self._socket = None
 
 
-SCHEME = "virtual"
 sysfs.SOURCES[SCHEME] = SimulatedTree

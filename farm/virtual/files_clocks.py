@@ -17,6 +17,13 @@ _JITTER = 0.01
 _IDLE_ZERO = 0.2
 
 
+_DEBUG = "/sys/kernel/debug"
+# The GPU's folder and the memory's cap by release.
+_GPU_PARENT = {"R36": "/sys/devices/platform/bus@0"}
+MEMORY_CAP = {"R36": "/sys/kernel/nvpmodel_clk_cap/emc"}
+DEFAULT_MEMORY_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+
+
 def add_cpu_files(board: VirtualBoard, files: Files, noise: Noise) -> None:
     """Add everything below /sys/devices/system/cpu for the cores now online."""
     everything = format_cpus(board.cpus)
@@ -98,13 +105,6 @@ def _hz(text: str) -> int:
 def format_blanks(numbers: tuple[int, ...] | list[int]) -> str:
     """Format numbers as the kernel does in most files."""
     return " ".join(map(str, numbers))
-
-
-_DEBUG = "/sys/kernel/debug"
-# The GPU's folder and the memory's cap by release.
-_GPU_PARENT = {"R36": "/sys/devices/platform/bus@0"}
-MEMORY_CAP = {"R36": "/sys/kernel/nvpmodel_clk_cap/emc"}
-DEFAULT_MEMORY_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 
 
 def add_gpu_files(board: VirtualBoard, files: Files) -> None:

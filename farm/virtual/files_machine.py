@@ -17,6 +17,23 @@ _NO_LIMIT_MA = 32760
 _FIRST_HWMON = 1
 
 
+_THERMAL = "/sys/class/thermal"
+_EAGAIN = 11
+_TICKS_PER_S = 100
+_REVISIONS = {"t210": "t210ref", "t186": "t186ref", "t194": "t186ref", "t234": "t186ref"}
+# MIDR part numbers: (implementer, part). Arm's from Linux, arch/arm64/include/asm/cputype.h.
+_PARTS = {
+    "cortex-a57": ("0x41", "0xd07"),
+    "cortex-a72": ("0x41", "0xd08"),
+    "cortex-a78ae": ("0x41", "0xd42"),
+    "denver2": ("0x4e", "0x003"),
+    "carmel": ("0x4e", "0x004"),
+}
+_DEFAULT_MEMORY_BYTES = 4 << 30
+# Share of memory reserved by firmware and kernel.
+_KERNEL_SHARE = 0.03
+
+
 def make_chips(board: VirtualBoard) -> list[Chip]:
     """Make the board's INA3221s. Optional ones exist if the type's simulation says so."""
     chips: list[Chip] = []
@@ -124,23 +141,6 @@ def _add_hwmon(board: VirtualBoard, files: Files, chip: Chip, folder: str) -> No
     files.fixed(f"{folder}/in7_label", "sum of shunt voltages")
     connected = [index for index, rail in enumerate(chip.rails) if rail]
     files.add(f"{folder}/in7_input", lambda: str(round(sum(chip.read(i)[1] for i in connected) * SHUNT_STEP_V * 1000)))
-
-
-_THERMAL = "/sys/class/thermal"
-_EAGAIN = 11
-_TICKS_PER_S = 100
-_REVISIONS = {"t210": "t210ref", "t186": "t186ref", "t194": "t186ref", "t234": "t186ref"}
-# MIDR part numbers: (implementer, part). Arm's from Linux, arch/arm64/include/asm/cputype.h.
-_PARTS = {
-    "cortex-a57": ("0x41", "0xd07"),
-    "cortex-a72": ("0x41", "0xd08"),
-    "cortex-a78ae": ("0x41", "0xd42"),
-    "denver2": ("0x4e", "0x003"),
-    "carmel": ("0x4e", "0x004"),
-}
-_DEFAULT_MEMORY_BYTES = 4 << 30
-# Share of memory reserved by firmware and kernel.
-_KERNEL_SHARE = 0.03
 
 
 def add_machine_files(board: VirtualBoard, files: Files) -> None:

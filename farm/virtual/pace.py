@@ -31,6 +31,19 @@ from farm.virtual.tree import CLOCKS, LOAD, PACE
 _EVALUATOR = "runtime.RPCTimeEvaluator"
 
 
+# A kernel's share of the memory's bandwidth, per busy share of the board's cores.
+_TRAFFIC = 0.5
+# A smaller change of load is not sent to the board.
+_SAME_LOAD = 0.05
+# The board's time advances in blocks of at least this: a request to the simulator costs more than a short run.
+_BLOCK_S = 0.02
+# An overlong sleep shortens the next ones by up to this, so that a window holds as many calls as the board's time
+# allows.
+_CREDIT_S = 0.5
+# Share of a worker's time limit for measuring a call's cost, so that this does not look like a hanging candidate.
+_ESTABLISHING = 0.5
+
+
 def set_pace(tree: Tree) -> None:
     """Make this process time for stock clients as the virtual board `tree` says (`timing` of its faults)."""
     from tvm_ffi import get_global_func, register_global_func
@@ -54,19 +67,6 @@ def set_pace(tree: Tree) -> None:
         return time_it
 
     register_global_func(_EVALUATOR, make, override=True)
-
-
-# A kernel's share of the memory's bandwidth, per busy share of the board's cores.
-_TRAFFIC = 0.5
-# A smaller change of load is not sent to the board.
-_SAME_LOAD = 0.05
-# The board's time advances in blocks of at least this: a request to the simulator costs more than a short run.
-_BLOCK_S = 0.02
-# An overlong sleep shortens the next ones by up to this, so that a window holds as many calls as the board's time
-# allows.
-_CREDIT_S = 0.5
-# Share of a worker's time limit for measuring a call's cost, so that this does not look like a hanging candidate.
-_ESTABLISHING = 0.5
 
 
 def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: str, gpu: str = "") -> str:

@@ -15,6 +15,14 @@ from farm.virtual.parameters import Rail
 _MASK = (1 << 64) - 1
 
 
+SHUNT_STEP_V = 40e-6
+BUS_STEP_V = 8e-3
+CHANNELS = 3
+# A triggered conversion of three channels takes 140 us per quantity.
+_TRIGGERED_S = 6 * 140e-6
+SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)
+
+
 class Noise:
     """Random numbers that depend on the seed, the purpose, and the count of calls."""
 
@@ -48,14 +56,6 @@ def gaussian(*numbers: int) -> float:
     """A standard normal number determined by `numbers` (Box and Muller)."""
     radius = math.sqrt(-2 * math.log(1 - uniform(*numbers, 1)))
     return radius * math.cos(2 * math.pi * uniform(*numbers, 2))
-
-
-SHUNT_STEP_V = 40e-6
-BUS_STEP_V = 8e-3
-CHANNELS = 3
-# A triggered conversion of three channels takes 140 us per quantity.
-_TRIGGERED_S = 6 * 140e-6
-SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)
 
 
 class Chip:

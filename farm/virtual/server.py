@@ -36,6 +36,19 @@ _BACKLOG = 64
 _USAGE_ERROR = 2
 
 
+_ARGUMENTS: dict[str, list[type]] = {
+    "read": [str],
+    "read_many": [list],
+    "past": [str, float],
+    "past_many": [list, float],
+    "let_pass": [float],
+    "write": [str, str],
+    "names": [str],
+    "exists": [str],
+    "run": [list],
+}
+
+
 class _User:
     """One connection, with its partial request and its unsent answers."""
 
@@ -189,19 +202,6 @@ class Server:
             self._selector.unregister(user.connection)
             user.connection.close()
             user.tree.close()
-
-
-_ARGUMENTS: dict[str, list[type]] = {
-    "read": [str],
-    "read_many": [list],
-    "past": [str, float],
-    "past_many": [list, float],
-    "let_pass": [float],
-    "write": [str, str],
-    "names": [str],
-    "exists": [str],
-    "run": [list],
-}
 
 
 def _check(operation: object, arguments: list[Any]) -> None:

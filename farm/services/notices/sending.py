@@ -36,6 +36,12 @@ Class = Literal[
 CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
 
 
+# For one attempt to send a notice.
+TIMEOUT_S = 10.0
+# What a server may answer to be asked again.
+_AGAIN = (408, 425, 429)
+
+
 class WayDocument(documents.StrictModel):
     """A command, which gets the notice on its standard input; the URL of a webhook; or a URL of Apprise."""
 
@@ -97,12 +103,6 @@ def _check(path: Path, name: str, way: WayDocument) -> None:
         is_url = False
     if not is_url or any("\n" in text or "\r" in text for pair in way.headers.items() for text in pair):
         raise UsageError(f"{path}: ways.{name}.webhook, or a header, is none", "It is http:// or https://HOST/PATH.")
-
-
-# For one attempt to send a notice.
-TIMEOUT_S = 10.0
-# What a server may answer to be asked again.
-_AGAIN = (408, 425, 429)
 
 
 @dataclasses.dataclass(frozen=True)
