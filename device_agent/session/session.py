@@ -22,7 +22,6 @@ import socket
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import tvm.rpc
 import tvm.rpc._ffi_api as rpc_api
@@ -179,7 +178,9 @@ def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -
         board.access.is_wanted = functools.partial(_is_connected, sock)
     with contextlib.suppress(OSError):  # a board that does not answer reports so at its first use
         board.time.begin()
-    _register(board, sock, folder, claimant)
+    if board.simulation is not None:
+        board.simulation.begin_session()
+    _Functions(board, sock, folder, claimant).register()
     rpc_api.ServerLoop(sock.fileno())
 
 
@@ -195,102 +196,95 @@ def return_exception(sock: socket.socket, message: str) -> None:
     rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
 
 
-def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
-    """Register this session's functions with TVM; clients call them by name."""
-    workers = worker.Workers(folder, board.shared)
-    kept = Programs(folder / "programs")
+class _Functions:
+    """The functions of one session, which clients call by name."""
 
-    def path_of(name: str) -> Path:
-        path = Path(os.path.normpath(folder / name))
-        if not path.is_relative_to(folder):
+    def __init__(self, board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
+        self._board, self._sock, self._folder, self._claimant = board, sock, folder, claimant
+        self._workers = worker.Workers(folder, board.shared)
+        self._kept = Programs(folder / "programs")
+
+    def register(self) -> None:
+        """Register them with TVM."""
+        functions = {
+            "tvm.rpc.server.workpath": lambda name: str(self._path_of(name)),
+            "tvm.rpc.server.upload": self._upload,
+            "tvm.rpc.server.load_module": lambda name: load(str(link(self._path_of(name)))),
+            "tvm.rpc.server.download_linked_module": lambda name: bytearray(link(self._path_of(name)).read_bytes()),
+            protocol.CLAIM: lambda claim: self._claimant.claim(protocol.LeaseClaim.from_json(claim)).to_json(),
+            protocol.DESCRIBE: lambda: self._board.describe().to_json(),
+            protocol.MEASURE: self._measure,
+            protocol.RUN_MODEL: self._run_model,
+            protocol.KEEP_PROGRAM: self._keep_program,
+            protocol.RUN_KEPT: lambda spec, digest, inputs: self._run_model(spec, self._kept.take(digest), inputs),
+            protocol.PIN: self._pin,
+            protocol.UNPIN: lambda: self._board.unpin().to_json(),
+            protocol.POWER: self._watch_power,
+        }
+        for name, function in functions.items():
+            register_global_func(name, function, override=True)
+
+    def _path_of(self, name: str) -> Path:
+        path = Path(os.path.normpath(self._folder / name))
+        if not path.is_relative_to(self._folder):
             raise ValueError(f"{name!r} lies outside this session's work folder")
         return path
 
-    def checked(data: bytes, what: str) -> bytes:
-        if len(data) > board.max_library_bytes:
-            raise ValueError(
-                f"{what} of {len(data)} bytes refused: this agent takes {board.max_library_bytes} (--max-library-bytes)"
-            )
+    def _checked(self, data: bytes, what: str) -> bytes:
+        most = self._board.max_library_bytes
+        if len(data) > most:
+            raise ValueError(f"{what} of {len(data)} bytes refused: this agent takes {most} (--max-library-bytes)")
         return data
 
-    def keep_acknowledging() -> None:
+    def _keep_acknowledging(self) -> None:
         # A client's large argument arrives in many small writes; an SSH tunnel waits for an acknowledgement before it
         # forwards more, which would add 40 ms. The kernel resets this option, so set it at every call.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
-    def upload(name: str, data: bytes) -> None:
-        path_of(name).write_bytes(checked(data, "upload"))
+    def _upload(self, name: str, data: bytes) -> None:
+        self._path_of(name).write_bytes(self._checked(data, "upload"))
 
-    def load_module(name: str) -> Any:
-        return load(str(link(path_of(name))))
-
-    def download_linked_module(name: str) -> bytearray:
-        return bytearray(link(path_of(name)).read_bytes())
-
-    def measure(spec_json: str, library: bytes) -> str:
-        spec = protocol.MeasureSpec.from_json(spec_json)
-        keep_acknowledging()
-        if reason := claimant.find_refusal():
+    def _measure(self, spec_json: str, library: bytes) -> str:
+        board, spec = self._board, protocol.MeasureSpec.from_json(spec_json)
+        self._keep_acknowledging()
+        if reason := self._claimant.find_refusal():
             return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
-        checked(library, "library")
+        self._checked(library, "library")
         if spec.device == protocol.CPU:
             # Before the fork, so that only the first call pays for it.
             arguments.prepare(spec.arguments, spec.seed, in_turns=spec.cold_weights)
         run = Measurement(board, spec, (library,))
         with board.powered(spec.device):
-            outcome = run.refusal or workers.measure(spec, library, run.plan, run.beside)
+            outcome = run.refusal or self._workers.measure(spec, library, run.plan, run.beside)
         return run.finish(outcome).to_json()
 
-    def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
-        spec = protocol.RunSpec.from_json(spec_json)
-        keep_acknowledging()
-        if reason := claimant.find_refusal():
+    def _run_model(self, spec_json: str, program: bytes, inputs: bytes) -> bytes:
+        board, spec = self._board, protocol.RunSpec.from_json(spec_json)
+        self._keep_acknowledging()
+        if reason := self._claimant.find_refusal():
             refused = board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason))
             return protocol.pack_frame(refused.to_json(), b"")
-        checked(inputs, "inputs")
-        checked(program, "program")
+        self._checked(inputs, "inputs")
+        self._checked(program, "program")
         run = Measurement(board, spec, (program, inputs))
         outcome, outputs = run.refusal, b""
         if outcome is None:
             with board.powered(spec.device):
-                outcome, outputs = workers.run_model(spec, program, inputs, run.plan, run.beside)
+                outcome, outputs = self._workers.run_model(spec, program, inputs, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
-    def keep_program(digest: str, program: bytes) -> str:
-        keep_acknowledging()
-        return json.dumps(kept.keep(digest, checked(program, "program")))
+    def _keep_program(self, digest: str, program: bytes) -> str:
+        self._keep_acknowledging()
+        return json.dumps(self._kept.keep(digest, self._checked(program, "program")))
 
-    def run_kept(spec_json: str, digest: str, inputs: bytes) -> bytes:
-        return run_model(spec_json, kept.take(digest), inputs)
-
-    def pin(point_json: str) -> str:
+    def _pin(self, point_json: str) -> str:
         point = protocol.OperatingPoint.from_json(point_json)
-        if reason := claimant.find_refusal():
+        if reason := self._claimant.find_refusal():
             return protocol.PinReport(protocol.PinStatus.FAILED, reason).to_json()
-        return board.pin(point).to_json()
+        return self._board.pin(point).to_json()
 
-    def power(spec_json: str) -> str:
+    def _watch_power(self, spec_json: str) -> str:
         spec = protocol.PowerSpec.from_json(spec_json)
-        if reason := claimant.find_refusal():
+        if reason := self._claimant.find_refusal():
             raise PermissionError(reason)
-        return board.watch_power(spec).to_json()
-
-    if board.simulation is not None:
-        board.simulation.begin_session()
-    functions = {
-        "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
-        "tvm.rpc.server.upload": upload,
-        "tvm.rpc.server.load_module": load_module,
-        "tvm.rpc.server.download_linked_module": download_linked_module,
-        protocol.CLAIM: lambda claim: claimant.claim(protocol.LeaseClaim.from_json(claim)).to_json(),
-        protocol.DESCRIBE: lambda: board.describe().to_json(),
-        protocol.MEASURE: measure,
-        protocol.RUN_MODEL: run_model,
-        protocol.KEEP_PROGRAM: keep_program,
-        protocol.RUN_KEPT: run_kept,
-        protocol.PIN: pin,
-        protocol.UNPIN: lambda: board.unpin().to_json(),
-        protocol.POWER: power,
-    }
-    for name, function in functions.items():
-        register_global_func(name, function, override=True)
+        return self._board.watch_power(spec).to_json()

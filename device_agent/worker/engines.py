@@ -102,63 +102,76 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     started_s = plan.mark("timing_start_s")
     cpu_started_s = time.process_time()
     plan.pace.begin()
-    payload = b""
-    collected: list[list[NDArray[Any]]] = []
-    latency_s: list[float] = []
-    host_s: list[float] = []
-    first_s = 0.0
-    collecting_s = 0.0
-    result: Any = None
-
-    def call() -> float:
-        nonlocal result, payload, collecting_s
-        result = None  # two results at a time may exceed the board's memory
-        begun = time.perf_counter()
-        result = run()
-        took_s = time.perf_counter() - begun
-        host_s.append(took_s)
-        if spec.return_outputs and not payload:
-            ended_s = plan.time.now_s()
-            collected.append(collect(result))
-            if len(collected) == spec.stacked:
-                payload = write_arrays(stack(collected))
-            collecting_s = plan.time.now_s() - ended_s
-        return took_s
-
-    def repeat(calls: int) -> float:
-        return statistics.fmean(call() for _ in range(calls))
-
-    done, total, block = 0, spec.warmup + spec.runs * spec.stacked, 1
-    while done < total:
-        taken_s = [plan.pace.take(repeat, 1) for _ in range(block)]
-        first_s = first_s or taken_s[0]
-        # Drop warm-up runs, also at the start of a block.
-        latency_s += taken_s[max(0, spec.warmup - done) :]
-        done += block
-        block = min(total - done, max(1, round(_BLOCK_S / max(taken_s[-1], 1e-9))))
-    plan.pace.settle()
-    while spec.return_outputs and not payload:  # a virtual board is charged for a known program without running it
-        call()
-    timing_s = plan.mark("timing_end_s") - started_s - collecting_s
-    plan.fill_window(repeat, statistics.median(latency_s))
+    timed = _Timed(spec, plan, run, collect)
+    taken_s, first_s = timed.take_samples()
+    timing_s = plan.mark("timing_end_s") - started_s - timed.collecting_s
+    plan.fill_window(timed.repeat, statistics.median(taken_s))
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     layers: tuple[Layer, ...] = ()
     if spec.per_layer and profile is not None:
         # Times on this machine differ from those on the virtual board.
         found = profile()
-        here = statistics.median(host_s) if plan.emulator is None else sum(took for _, took in found.values())
-        layers = to_layers(found, statistics.median(latency_s), here)
+        here = statistics.median(timed.host_s) if plan.emulator is None else sum(took for _, took in found.values())
+        layers = to_layers(found, statistics.median(taken_s), here)
     outcome = Outcome(
         Status.OK,
-        latency_s=tuple(latency_s),
+        latency_s=tuple(taken_s),
         calls_per_sample=1,
         timing_s=timing_s,
         before=before,
         after=plan.sensors.read(),
         details=RunDetails(first_s if plan.emulator is None else None, _read_peak_bytes(spec, plan), layers),
     )
-    return protocol.pack_frame(outcome.to_json(), payload)
+    return protocol.pack_frame(outcome.to_json(), timed.payload)
+
+
+class _Timed:
+    """Timed runs of a loaded program. `payload`: the outputs of the first run of each input, as an npz."""
+
+    def __init__(self, spec: RunSpec, plan: Plan, run: Runner, collect: Collector) -> None:
+        self._spec, self._plan, self._run, self._collect = spec, plan, run, collect
+        self._collected: list[list[NDArray[Any]]] = []
+        self._result: Any = None
+        self.payload = b""
+        self.host_s: list[float] = []
+        self.collecting_s = 0.0
+
+    def repeat(self, calls: int) -> float:
+        """Seconds per run on this machine."""
+        return statistics.fmean(self._call() for _ in range(calls))
+
+    def take_samples(self) -> tuple[list[float], float]:
+        """The board's seconds of each run after the warm-up, and of the very first one."""
+        spec, plan = self._spec, self._plan
+        latency_s: list[float] = []
+        first_s = 0.0
+        done, total, block = 0, spec.warmup + spec.runs * spec.stacked, 1
+        while done < total:
+            taken_s = [plan.pace.take(self.repeat, 1) for _ in range(block)]
+            first_s = first_s or taken_s[0]
+            # Drop warm-up runs, also at the start of a block.
+            latency_s += taken_s[max(0, spec.warmup - done) :]
+            done += block
+            block = min(total - done, max(1, round(_BLOCK_S / max(taken_s[-1], 1e-9))))
+        plan.pace.settle()
+        while spec.return_outputs and not self.payload:  # a known program is charged for without running it
+            self._call()
+        return latency_s, first_s
+
+    def _call(self) -> float:
+        self._result = None  # two results at a time may exceed the board's memory
+        begun = time.perf_counter()
+        self._result = self._run()
+        took_s = time.perf_counter() - begun
+        self.host_s.append(took_s)
+        if self._spec.return_outputs and not self.payload:
+            ended_s = self._plan.time.now_s()
+            self._collected.append(self._collect(self._result))
+            if len(self._collected) == self._spec.stacked:
+                self.payload = write_arrays(stack(self._collected))
+            self.collecting_s = self._plan.time.now_s() - ended_s
+        return took_s
 
 
 def run_beside(spec: RunSpec, program: Path, inputs: bytes, plan: Plan, first: Marks) -> bytes:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh import SshConnection
@@ -42,6 +40,7 @@ from farm.provision.plan import (
     plan_steps,
 )
 from farm.provision.shell import BoardShell
+from farm.provision.steps import Interrupted, StepRunner
 from farm.provision.survey import BoardSurvey, Login, describe_release, fetch_login, fetch_survey
 
 # Step deadlines for a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
@@ -55,8 +54,6 @@ INSTALL_S = 900.0
 START_S = 180.0
 REMOVE_S = 120.0
 _RECONNECTS = 3
-
-Result = TypeVar("Result")
 
 
 # Reserves a board while its agent restarts; raises FarmError if it is in use.
@@ -96,20 +93,15 @@ class ProvisioningJob:
     start_timeout_s: float = START_S
 
 
-class Interrupted(Exception):
-    """The work on a board was interrupted from outside."""
-
-
-class Provisioner:
+class Provisioner(StepRunner):
     """The work on one board. Call `run` once; `interrupt` is for other threads."""
 
     def __init__(self, target: ProvisioningTarget, job: ProvisioningJob) -> None:
+        super().__init__(lambda report: job.show(target.name, report))
         self.target = target
         self._job = job
         self._port = target.options.agent_port
-        self._steps: list[StepReport] = []
         self._notes: list[str] = []
-        self._stop = threading.Event()
         self._connection: SshConnection | None = None
         self._as_root = self._sudo = False
         self._version = ""
@@ -391,33 +383,3 @@ class Provisioner:
         for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
             self._note_step(name, StepStatus.WOULD if name in plan.needed else StepStatus.ALREADY, "")
         return ProvisioningOutcome.PLANNED
-
-    def _change(self, plan: ProvisioningPlan, name: str, work: Callable[[], str]) -> None:
-        """Run a step if it is in the plan."""
-        if name in plan.needed:
-            self._step(name, lambda: (None, StepStatus.DONE, work()))
-        else:
-            self._note_step(name, StepStatus.ALREADY, "")
-
-    def _step(self, name: str, work: Callable[[], tuple[Result, StepStatus, str]]) -> Result:
-        if self._stop.is_set():
-            raise Interrupted
-        return self._timed(name, work)
-
-    def _timed(self, name: str, work: Callable[[], tuple[Result, StepStatus, str]]) -> Result:
-        began = time.monotonic()
-        try:
-            result, status, detail = work()
-        except FarmError as error:
-            if self._stop.is_set():
-                self._note_step(name, StepStatus.FAILED, "interrupted", time.monotonic() - began)
-                raise Interrupted from error
-            self._note_step(name, StepStatus.FAILED, str(error), time.monotonic() - began)
-            raise
-        self._note_step(name, status, detail, time.monotonic() - began)
-        return result
-
-    def _note_step(self, name: str, status: StepStatus, detail: str, seconds: float = 0.0) -> None:
-        report = StepReport(name, status, detail, seconds)
-        self._steps.append(report)
-        self._job.show(self.target.name, report)

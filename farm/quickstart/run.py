@@ -5,16 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
-import math
-import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from farm import emulation
 from farm.artifacts import compile
@@ -32,17 +27,16 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.jobs import JobProcess, take_compiled
-from farm.report import bench_page, campaign_charts, campaign_rows, charts, drawing, quickstart_page
-from farm.report.quickstart_page import LABELS
+from farm.quickstart.document import make_document
+from farm.report import bench_page, campaign_charts, charts, drawing, quickstart_page
 from farm.report.sweep_page import write_sweep_report
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.export.document import make_document
+from farm.sweep.export import document as sweep_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
-from farm.values import DEFAULT_POINT, Record, Virtual, Workload
-from farm.version import __version__
+from farm.values import DEFAULT_POINT, Virtual, Workload
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
 # A few of the Nano's fifteen clocks, in its upper half: untuned code takes seconds there, and more below.
@@ -53,10 +47,6 @@ _WAIT_S = 120.0
 # Every visit runs the program here once, the first ones a few times. Above this the step would take longer than all
 # others.
 SLOWEST_S = 0.6
-
-
-# A compiled model this much slower than the sum of its parts does not consist of what was measured.
-_SUSPICIOUS = 1.5
 
 
 def find_own_type() -> BoardType | None:
@@ -89,7 +79,7 @@ def sweep_virtual_board(
     )
     where = SweepPlace(BOARD_TYPE, BOARD, None, _WAIT_S)
     number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
-    document = make_document(store, number)
+    document = sweep_document.make_document(store, number)
     paths = write_sweep_report(document, folder)
     return {
         "sweep": number,
@@ -208,7 +198,8 @@ def run(
             to_sweep[name] = take_compiled(other, source.name, say=listener.note) or compiled
         swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
-    document = _document(request, settings, tuned, final, compiled, records, notes)
+    about = (source.name, request.since, request.out, settings.isolation)
+    document = make_document(*about, tuned, final, compiled, records, notes)
     document |= {"sweep": swept, "left_out": left_out}
     _write(request.out, document, tuned, compiled)
     return document
@@ -287,124 +278,6 @@ def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
         elif timed["median"] > SLOWEST_S:
             slow[name] = f"{name} code takes {timed['median']:.1f} s a run on this machine"
     return slow
-
-
-def _document(
-    request: QuickstartRequest,
-    settings: Settings,
-    tuned: Tuned,
-    final: Mapping[str, Any],
-    compiled: compile.Compiled,
-    records: Sequence[Record],
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    board, about = tuned.board, tuned.board.get("description") or {}
-    variants = {**final["variants"], "tuned": final["variants"][final["taken"]]}
-    latency = {name: _milliseconds(variants[name]) if name in variants else None for name in LABELS}
-    ours, stock, theirs = variants["tuned"], variants.get("untuned"), variants.get("onnxruntime")
-    check = final["compared"].get(final["taken"]) or final["compared"].get("untuned") or {}
-    overhead = float(np.median(tuned.overheads_s)) if tuned.overheads_s else None
-    all_notes = [*notes, *([check["reason"]] if check.get("reason") else [])]
-    all_notes += _doubts(variants.get("recorded"), compiled, tuned.workloads, records, len(final["left_out"]))
-    return {
-        "model": request.source.name,
-        "board": {"name": board["name"], "type": board["board_type"], "simulated": board["simulated"]},
-        "trials": tuned.trials,
-        "seconds_to_first_trial": tuned.seconds_to_first_trial,
-        "seconds_total": time.monotonic() - request.since,
-        "latency_ms": latency,
-        "doubt": final.get("doubt", ""),
-        "gain": final["gain"],
-        "gained": final["said"],
-        "speedup_vs_untuned": None if stock is None else stock["median"] / ours["median"],
-        "ratio_to_onnxruntime": None if theirs is None else ours["median"] / theirs["median"],
-        "max_abs_error": check.get("max_abs_error"),
-        "max_rel_error": check.get("max_rel_error"),
-        "outputs_match": check.get("matches"),
-        "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
-        "shipped": final["taken"],
-        "records_reused": tuned.recalled,
-        "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.get("records", 0)},
-        "workloads": [
-            {
-                "name": task["name"],
-                "flop": task["flop"],
-                "weight": task["weight"],
-                "best_gflops": campaign_rows.find_gflops(task),
-                "latency_us": task["best_s"] * 1e6 if task["best_s"] else None,
-                "trials": task["counted"],
-            }
-            for task in tuned.tasks
-        ],
-        "measurement": {
-            "runs": final["runs"],
-            "threads": final["threads"],
-            "interval": "95 % bootstrap confidence interval of the median",
-            "untuned": f"TVM's own default schedules, graph pipeline {compile.UNTUNED_PIPELINE}",
-            "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
-            "tuned": f"graph pipeline {compiled.pipeline}, {_say_sources(final, compiled)}",
-            "isolation": settings.isolation,
-        },
-        "environment": {
-            "tvm-farm": __version__,
-            "cpu": about.get("cpu_model"),
-            "cores": len(about.get("cores_online") or ()) or None,
-            "target": json.dumps(dict(tuned.target)),
-            "python": platform.python_version(),
-            "engines": ", ".join(f"{k} {v}" for k, v in dict(about.get("engine_versions") or {}).items()),
-        },
-        "notes": all_notes,
-        "report": {
-            "page": str(request.out / "report.html"),
-            "markdown": str(request.out / "report.md"),
-            "json": str(request.out / "report.json"),
-            "plot": str(request.out / "latency.png"),
-            "progress_plot": str(request.out / "progress.png"),
-            "artifact": str(request.out / "model.so"),
-        },
-    }
-
-
-def _say_sources(final: Mapping[str, Any], compiled: compile.Compiled) -> str:
-    """Describe the sources of the compiled schedules; a record that equals the prediction counts as predicted."""
-    differing = 0 if final["taken"] == PREDICTED else final["differing"] - len(final["left_out"])
-    if not differing:
-        return "every function scheduled as predicted"
-    return f"{differing} of {compiled.workloads} functions scheduled by records, the others as predicted"
-
-
-def _milliseconds(summary: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: value * 1e3 for name, value in summary.items() if name != "count"}
-    low, high = values.pop("ci_low"), values.pop("ci_high")
-    return {**values, "ci": [low, high], "runs": summary["count"]}
-
-
-def _doubts(
-    recorded: Mapping[str, Any] | None,
-    compiled: compile.Compiled,
-    workloads: Sequence[Any],
-    records: Sequence[Record],
-    left_out: int = 0,
-) -> list[str]:
-    """List the caveats of the figures.
-
-    `recorded` is the model's latency from all records, of which `left_out` are not in the compiled model.
-    """
-    notes = []
-    if (unfit := len(records) - left_out - compiled.applied) > 0:
-        notes.append(f"{unfit} of {len(records)} records could not be applied to the model")
-    if missing := compiled.workloads - len(records):
-        notes.append(f"{missing} of {compiled.workloads} functions have no record: scheduled by prediction alone")
-        return notes  # there is no sum to compare with
-    weights = {workload.hash: workload.weight for workload in workloads}
-    expected = math.fsum(record.median_s * weights[record.workload] for record in records)
-    if recorded is not None and recorded["median"] > _SUSPICIOUS * expected > 0:
-        took_s = recorded["median"]
-        notes.append(
-            f"the whole model takes {took_s / expected:.1f} times as long as its functions did one by one "
-            f"({took_s * 1e3:.3f} ms, {expected * 1e3:.3f} ms)"
-        )
-    return notes
 
 
 def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.Compiled) -> None:

@@ -7,7 +7,6 @@ plans probes, `farm.crew.health` judges observations.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import functools
 import logging
 import queue
@@ -32,7 +31,16 @@ from farm.processes.machine import name_coordinator
 from farm.services.foreign_clients import ForeignClients
 from farm.services.powering import Powering
 from farm.services.probing import Probing
-from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, SshRoute, VirtualRoute
+from farm.services.routes import (
+    DirectRoute,
+    ForeignRoute,
+    KeptBoard,
+    Route,
+    RouteLeases,
+    RouteState,
+    SshRoute,
+    VirtualRoute,
+)
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport, unknown_board
@@ -57,38 +65,6 @@ _BACKOFF = Backoff(first_s=0.5, last_s=15.0)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class KeptBoard:
-    """A board whose connection is kept."""
-
-    name: str
-    board_type: str
-    transport: Transport
-    route: Route
-    state: RouteState
-    registered: bool = False
-
-    @property
-    def key(self) -> str:
-        """Its name at the tracker."""
-        return f"{self.board_type}/{self.name}"
-
-    @property
-    def reachable(self) -> bool:
-        """Whether its agent is connected now."""
-        return self.state.up and self.registered
-
-    @property
-    def trouble(self) -> str:
-        """Explain why it is not connected; empty where it is."""
-        if self.reachable:
-            return ""
-        if not self.state.up:
-            return self.state.error
-        hint = "" if isinstance(self.route, DirectRoute) else f"; `farm board doctor {self.name}` looks closer"
-        return f"its agent has not registered with the tracker{hint}"
 
 
 class Keeper:

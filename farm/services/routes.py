@@ -26,7 +26,7 @@ from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.store import Store
 from farm.store.routes import OVERDUE_S, BoardRoute
-from farm.values import Ssh, Virtual
+from farm.values import Ssh, Transport, Virtual
 
 # Time for a board from another coordinator to connect: a connection, and an agent that looks for its tracker every 2 s.
 # Until then it keeps its state.
@@ -352,3 +352,35 @@ class ForeignRoute(DirectRoute):
         self.keeper = keeper
         text = f"{keeper} has its connection" if keeper else "other coordinators have it for a while"
         self._state = RouteState(False, time.monotonic(), text)
+
+
+@dataclasses.dataclass
+class KeptBoard:
+    """A board whose connection is kept."""
+
+    name: str
+    board_type: str
+    transport: Transport
+    route: Route
+    state: RouteState
+    registered: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name at the tracker."""
+        return f"{self.board_type}/{self.name}"
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its agent is connected now."""
+        return self.state.up and self.registered
+
+    @property
+    def trouble(self) -> str:
+        """Explain why it is not connected; empty where it is."""
+        if self.reachable:
+            return ""
+        if not self.state.up:
+            return self.state.error
+        hint = "" if isinstance(self.route, DirectRoute) else f"; `farm board doctor {self.name}` looks closer"
+        return f"its agent has not registered with the tracker{hint}"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 
 from device_agent.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
@@ -19,12 +18,8 @@ from device_agent.protocol.hardware import PowerMode
 from farm.virtual import parameters
 from farm.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
 from farm.virtual.history import START_S, History, OwnClock, Piece
-from farm.virtual.parameters import GPU, MEMORY, Domain, Individual, Rail
-
-# Constant W, and W per degree Celsius of the die.
-Power = tuple[float, float]
-_LEAK_REFERENCE_C = 25.0
-
+from farm.virtual.parameters import GPU, MEMORY, Domain
+from farm.virtual.power import Power, add, draw, sum_heat, sum_rails
 
 # The name in `exact_energy_j` of the board type's total.
 TOTAL = "total"
@@ -37,47 +32,6 @@ _LOAD_AVERAGE_S = 60.0
 _FOREVER = math.inf
 # How long a board with its own clock was idle before its start: longer than any sensor averages.
 _BEFORE_S = 100.0
-
-
-def draw(domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float) -> Power:
-    """The power of `units` powered units (cores), a share `powered` of all, each `busy` for that share."""
-    volt = interpolate_v(domain.voltage_v, hz)
-    highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
-    activity = domain.idle_activity + (1 - domain.idle_activity) * busy
-    switching_w = individual.capacitance * domain.capacitance_f * volt**2 * hz * activity * units
-    leak = individual.leakage * powered * volt / highest_v
-    constant_w = domain.constant_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
-    return constant_w, leak * domain.leak_w_per_c
-
-
-def add(powers: Iterable[Power]) -> Power:
-    """Add powers."""
-    found = list(powers)
-    return sum(each[0] for each in found), sum(each[1] for each in found)
-
-
-def sum_rails(rails: Iterable[Rail], drawn: Mapping[str, Power]) -> list[Power]:
-    """The power on each rail, its regulator's loss included, from every domain's power."""
-    sums = []
-    for rail in rails:
-        constant_w, per_c = add(drawn[name] for name in rail.domains)
-        sums.append((constant_w / rail.efficiency, per_c / rail.efficiency))
-    return sums
-
-
-def sum_heat(domains: Iterable[Domain], drawn: Mapping[str, Power]) -> Power:
-    """The heat into the die."""
-    return add((drawn[d.name][0] * d.heat, drawn[d.name][1] * d.heat) for d in domains)
-
-
-def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
-    """The voltage at a clock: linear between entries, constant outside; 1 V without a table."""
-    if not table:
-        return 1.0
-    for (low_hz, low_v), (high_hz, high_v) in itertools.pairwise(table):
-        if hz < high_hz:
-            return low_v + (high_v - low_v) * max(0.0, hz - low_hz) / (high_hz - low_hz)
-    return table[-1][1]
 
 
 class VirtualBoard:

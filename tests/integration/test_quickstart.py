@@ -13,6 +13,7 @@ from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource, resolve_model
+from farm.quickstart import document
 from farm.quickstart import run as quickstart
 from farm.search import target as targets
 from farm.search import workloads
@@ -114,8 +115,8 @@ def test_where_schedules_are_from_is_said_of_what_is_compiled(
     """A record that is the predicted code counts as predicted; of what is compiled by prediction none counts."""
     compiled = compile_with(source, config, records)
     final = {"taken": "recorded", "differing": 2, "left_out": ["a"]}
-    assert quickstart._say_sources(final, compiled).startswith(f"1 of {len(records)} functions scheduled by records")
-    said = quickstart._say_sources(final | {"taken": "predicted", "left_out": ["a", "b"]}, compiled)
+    assert document._say_sources(final, compiled).startswith(f"1 of {len(records)} functions scheduled by records")
+    said = document._say_sources(final | {"taken": "predicted", "left_out": ["a", "b"]}, compiled)
     assert said == "every function scheduled as predicted"
 
 
@@ -127,12 +128,12 @@ def test_what_does_not_add_up_is_said(
     expected = sum(0.001 * workload.weight for workload in found)
     quick, slow = ({"median": factor * expected} for factor in (1.4, 1.6))
 
-    assert quickstart._doubts(quick, compiled, found, records) == []
-    [note] = quickstart._doubts(slow, compiled, found, records)
+    assert document._doubts(quick, compiled, found, records) == []
+    [note] = document._doubts(slow, compiled, found, records)
     assert "1.6 times as long" in note
-    [note] = quickstart._doubts(slow, dataclasses.replace(compiled, applied=len(records) - 1), found, records[:-1])
+    [note] = document._doubts(slow, dataclasses.replace(compiled, applied=len(records) - 1), found, records[:-1])
     assert f"1 of {len(records)} functions have no record" in note
     assert "prediction" in note
-    notes = quickstart._doubts(quick, dataclasses.replace(compiled, applied=0), found, records)
+    notes = document._doubts(quick, dataclasses.replace(compiled, applied=0), found, records)
     assert notes == [f"{len(records)} of {len(records)} records could not be applied to the model"]
-    assert quickstart._doubts(quick, dataclasses.replace(compiled, applied=0), found, records, len(records)) == []
+    assert document._doubts(quick, dataclasses.replace(compiled, applied=0), found, records, len(records)) == []
