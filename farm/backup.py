@@ -18,15 +18,14 @@ from farm.processes.machine import machine_lock
 from farm.report import results
 from farm.search import proof
 from farm.settings import STORE_FILE, Settings, StoreLocation
-from farm.store import Store, database, soundness, sqlite
+from farm.store import Store, soundness, sqlite
 from farm.sweep import stored
 
-SCHEMA = database.HEAD
 # The store before the last restore.
 REPLACED_FILE = "farm.db.replaced"
 # Their modules take some 20 to 200 KB each.
 _WORKLOADS_AT_ONCE = 200
-_BACKUP_HINT = "Give a file that `farm backup` wrote."
+_BACKUP_HINT = "Give a file that `farm store backup` wrote."
 
 
 def back_up(home: Path, target: Path, replace: bool = False) -> None:
@@ -51,7 +50,7 @@ def back_up(home: Path, target: Path, replace: bool = False) -> None:
             if problems := soundness.find_damage(part):
                 raise PermanentError(
                     f"the store {store} is damaged: {problems[0]}",
-                    "`farm db check` says more. A damaged copy is not kept; restore an earlier one.",
+                    "`farm store check` says more. A damaged copy is not kept; restore an earlier one.",
                 )
             part.replace(target)
         finally:
@@ -80,8 +79,6 @@ def put_back(home: Path, source: Path) -> None:
         finally:
             for suffix in ("", "-journal", "-wal", "-shm"):
                 part.with_name(part.name + suffix).unlink(missing_ok=True)
-            for kept in home.glob(f"{part.name}.*"):  # the copy from its migration
-                kept.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -94,7 +91,7 @@ def reading_other(source: Path) -> Iterator[Store]:
     with tempfile.TemporaryDirectory(prefix="tvm-farm-store-") as folder:
         part = Path(folder) / STORE_FILE
         with _translated(f"the store {source} cannot be read"):
-            _prepare(source, part, "Its farm's `farm db check` says more.")
+            _prepare(source, part, "Its farm's `farm store check` says more.")
         with Store(part) as store:
             yield store
 
@@ -125,7 +122,7 @@ def check(home: Path) -> list[str]:
     with _translated(f"the store {path} cannot be read"):
         if problems := soundness.find_damage(path):
             return problems
-        Store(path).close()  # migrates an older schema, as any command does
+        Store(path).close()
         problems = soundness.find_problems(path) or _find_unreadable(path)
         if stat.S_IMODE(path.stat().st_mode) & 0o007:
             problems.append(f"other users may read {path}: chmod o-rwx {path}")
@@ -171,18 +168,6 @@ def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict
         return found
 
 
-def upgrade(location: StoreLocation) -> str | None:
-    """Create a store, or migrate it to `SCHEMA`; return its previous schema, None for a new store. Raises as `Store`.
-
-    The store must not be in use: its other users would fail.
-    """
-    opened = database.connect(location)
-    try:
-        return database.migrate(opened)
-    finally:
-        opened.close()
-
-
 @contextlib.contextmanager
 def _nothing_running(home: Path) -> Iterator[None]:
     """Keep services, the engine and measuring commands from starting. Raises UnavailableError if one runs."""
@@ -200,7 +185,7 @@ def _nothing_running(home: Path) -> Iterator[None]:
 
 
 def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") -> None:
-    """Copy a foreign store to `part`, and migrate it there.
+    """Copy a foreign store to `part`.
 
     Its objects are verified before SQLite runs any of them.
     """

@@ -35,19 +35,21 @@ FORMER: Mapping[str, Mapping[str, str]] = {
 }
 _QUOTED = re.compile(r"'([^']*)'")
 # Commands of earlier versions, and what does the same.
-_GONE = {"certify": "It is `farm board doctor NAME --hardware --report FILE.json` now."}
+FORMER_COMMANDS: Mapping[str, str] = json.loads(Path(__file__).with_name("former.json").read_text(encoding="utf-8"))
 
 
 def leave(error: Any) -> None:
     """Say what typer found, on stderr, and leave with exit code 2. `error` is of a class that typer keeps to itself."""
+    if isinstance(error, UsageError):
+        output.run(lambda: _raise(error), debug=False)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         raise SystemExit(2)
-    output.run(lambda: _raise(error), debug=False)
+    output.run(lambda: _raise(translate(error)), debug=False)
 
 
-def _raise(error: Any) -> None:
-    raise translate(error)
+def _raise(error: UsageError) -> None:
+    raise error
 
 
 def translate(error: Any) -> UsageError:
@@ -60,7 +62,7 @@ def translate(error: Any) -> UsageError:
         near = _QUOTED.findall(found[2])
         where = "" if command == "farm" else f" {command.removeprefix('farm ')!r} has"
         said = f"there is no command {found[1]!r}" if not where else f"the noun{where} no command {found[1]!r}"
-        return UsageError(said, _GONE.get(found[1]) or _mean(near) or help_hint)
+        return UsageError(said, _mean(near) or help_hint)
     if found := re.match(r"No such option: (\S+)", message):
         return UsageError(f"there is no option {found[1]}", _mean(getattr(error, "possibilities", None)) or help_hint)
     if found := re.match(r"Missing (argument|option|parameter)s? '?([^'.]*)", message):
@@ -72,6 +74,14 @@ def translate(error: Any) -> UsageError:
     if found := re.match(r"Invalid value for '([^']*)'[^:]*: (.*)", message, flags=re.DOTALL):
         return UsageError(f"{found[1]}: {foreign.say_plainly(found[2].strip())}", help_hint)
     return UsageError(f"{message[:1].lower()}{message[1:]}".rstrip("."), help_hint)
+
+
+def find_former(words: Sequence[str]) -> UsageError | None:
+    """Return the error for a line that begins with a command of an earlier version."""
+    for count in (2, 1):
+        if new := FORMER_COMMANDS.get(old := " ".join(words[:count])):
+            return UsageError(f"`farm {old}` is `farm {new}` now", f"`farm {new.split(' --')[0]} --help` shows how.")
+    return None
 
 
 def _mean(near: Any) -> str:
@@ -99,11 +109,9 @@ _COMMANDS: Mapping[str, _Entry] = {
     "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
     "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, and what happened."),
     "audit": _Entry("logs", "audit", "Show who changed what."),
-    "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
-    "restore": _Entry("store", "restore", "Make such a file the farm's store."),
     "schema": _Entry("init", "schema", "Print the JSON Schema of campaign or fleet files."),
     "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
-    "db": _Entry("store", "app", "Check and upgrade the store."),
+    "store": _Entry("store", "app", "The store: back it up, restore, check and prune it."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "artifact": _Entry("artifact", "app", "Artifacts: models compiled on this machine."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
@@ -193,6 +201,8 @@ def main() -> None:
     if _COMPLETING in os.environ:
         # The line that a shell completes: bash and zsh, fish and others, call it by different names.
         words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()[1:]
+    elif error := find_former(words):
+        leave(error)
     command = typer.main.get_command(make_app(*words[:1], names_only=_runs_none(words)))
     complete(command)
     try:

@@ -223,7 +223,7 @@ def run(work: Callable[[], None], debug: bool) -> None:
         _fail(f"{where}{error.strerror or error}\n  {hint}", 3, debug)
     except Exception as error:  # noqa: BLE001 - edge of the process: a bug of ours; say so, and where to look
         if problem := _find_store_problem():
-            hint = "`farm db check` lists what is; `farm restore FILE` puts a backup in its place."
+            hint = "`farm store check` lists what is; `farm store restore FILE` puts a backup in its place."
             _fail(f"the store holds what no farm wrote: {problem}\n  {hint}", 3, debug)
         where = "" if debug else "\n  This is a bug of tvm-farm. Run again with --debug for the traceback."
         _fail(f"{type(error).__name__}: {error}{where}", 1, debug, "internal error")

@@ -1,4 +1,4 @@
-"""`farm backup`, `farm restore`, `farm db check`, `upgrade` and `prune`: keep the store safe."""
+"""`farm store`: back the store up, restore it, check and prune it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prune(
         if plan.trials and not yes and not dry_run:
             raise UsageError(
                 f"{plan.trials:,} trials of {len(plan.campaigns)} campaigns would be deleted for good",
-                "--dry-run shows which; --yes deletes them. `farm backup FILE` keeps a copy.",
+                "--dry-run shows which; --yes deletes them. `farm store backup FILE` keeps a copy.",
             )
         for each in plan.campaigns if yes else ():
             for some in store.pruning.forget_trials(each.campaign, machine.name_user()):
@@ -89,10 +89,11 @@ def _print(plan: pruning.PruningPlan, dry_run: bool) -> None:
         output.stderr.print(f"{plan.trials:,} trials {verb}, about {format_bytes(plan.bytes)}", markup=False)
 
 
-app = typer.Typer(help="Check, upgrade and prune the store.", no_args_is_help=True)
+app = typer.Typer(help="The store: back it up, restore, check and prune it.", no_args_is_help=True)
 app.command("prune")(prune)
 
 
+@app.command("backup")
 @output.command
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")],
@@ -103,8 +104,11 @@ def backup(
     output.tell(f"the store is copied to {file}")
 
 
+@app.command("restore")
 @output.command
-def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `farm backup` wrote.")]) -> None:
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `farm store backup` wrote.")],
+) -> None:
     """Make FILE the farm's store. What is there now is kept beside it; nothing of the farm may be running."""
     home = _require_file(farm_settings.load(), "pg_restore --clean --if-exists FILE --dbname")
     farm_backup.put_back(home, file)
@@ -137,7 +141,7 @@ def check(
     if problems:
         error = PermanentError(
             f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
-            "`farm db check --remove` removes these workloads with their records and trials."
+            "`farm store check --remove` removes these workloads with their records and trials."
             if impostors
             else "Put a backup in its place; docs/howto/run-the-farm.md says how.",
         )
@@ -153,20 +157,6 @@ def check(
 def _tell_progress(done: int, of: int) -> None:
     if of > done:
         output.note(f"{done:,} of {of:,} workloads looked at")
-
-
-@app.command("upgrade")
-@output.command
-def upgrade() -> output.Document:
-    """Upgrade the store to this version. Everything on every host that uses it must have ended."""
-    location = farm_settings.load().store_location
-    before = farm_backup.upgrade(location)
-    after = farm_backup.SCHEMA
-    yield {"store": str(location), "before": before, "after": after}
-    if before == after:
-        output.stderr.print(f"the store has schema {after} already")
-    else:
-        output.stderr.print(f"the store has schema {after} now; it had {before or 'none'}")
 
 
 def _require_file(settings: farm_settings.Settings, tool: str) -> Path:

@@ -335,7 +335,7 @@ def require_sound(bundle: RecordBundle, source: str, *, is_ours: bool = True) ->
         others = f" (and {len(more)} more)" if more else ""
         raise UsageError(
             f"{source}: the workload {first} ({names[first]}) is invalid: {reason}{others}",
-            "Nothing was imported. At the source, `farm db check` names the wrong rows.",
+            "Nothing was imported. At the source, `farm store check` names the wrong rows.",
         )
 
 

@@ -73,7 +73,7 @@ def list_figures(result: StoredResult) -> list[Figure]:
     try:
         return read_figures(result)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        _log.warning("result %d cannot be read (`farm db check` says more): %r", result.id, error)
+        _log.warning("result %d cannot be read (`farm store check` says more): %r", result.id, error)
         return []
 
 

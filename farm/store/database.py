@@ -1,4 +1,4 @@
-"""A store's database of either kind: open and migrate it, and translate its errors.
+"""A store's database of either kind: open it, and translate its errors.
 
 The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 """
@@ -6,7 +6,7 @@ The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +17,8 @@ from farm.settings import StoreLocation
 from farm.store import postgresql, schema, sqlite
 from farm.store.clock import Instant
 
-# The schema of version 0.3, and of this one.
-FIRST, HEAD = "0013", "0013"
-# By later revision, in order: what alters a store of the one before, inside the migration's transaction.
-STEPS: Mapping[str, Callable[[sa.Connection], None]] = {}
+# The one schema that this version reads. A table or column more takes the next number.
+HEAD = "0013"
 # How long to wait for another command's transaction.
 BUSY_TIMEOUT_S = 30.0
 
@@ -33,8 +31,6 @@ class Database(Protocol):
     hint: str
     # The driver's exceptions.
     errors: tuple[type[Exception], ...]
-    # Whether opening it may migrate an older schema: no other host can be using it.
-    migrates_itself: bool
 
     @property
     def location(self) -> StoreLocation:
@@ -65,28 +61,19 @@ class Database(Protocol):
     def translate(self, error: BaseException) -> FarmError:
         """Translate a driver's error, or a timeout for a connection."""
 
-    def keep_copy(self, revision: str) -> None:
-        """Keep a copy before a migration, if the database can. Called inside `writing`."""
-
     def close(self) -> None: ...
 
 
 def open_database(location: StoreLocation) -> Database:
-    """Open the database at `location`; create or migrate it as needed.
+    """Open the database at `location`; make its tables where it is empty.
 
-    Raises UnavailableError if it is unreachable, is not a farm's, is newer, or is older and shared with other hosts;
-    TransientError if another command holds it for `BUSY_TIMEOUT_S`.
+    Raises UnavailableError if it is unreachable, is not a farm's, or has another version's schema; TransientError if
+    another command holds it for `BUSY_TIMEOUT_S`.
     """
     database = connect(location)
     try:
-        current = fetch_revision(database)
-        if current != HEAD:
-            if current is not None and not database.migrates_itself and FIRST <= current < HEAD:
-                raise UnavailableError(
-                    f"{location} has schema {current}, and this version needs {HEAD}",
-                    "End what works with it on all hosts and update them, then once: farm db upgrade",
-                )
-            migrate(database)
+        if fetch_revision(database) != HEAD:
+            _make(database)
     except BaseException:
         database.close()
         raise
@@ -116,19 +103,16 @@ def has_store(location: StoreLocation) -> bool:
         database.close()
 
 
-def migrate(database: Database) -> str | None:
-    """Migrate the schema to `HEAD`, all or nothing; return the previous revision, None for an empty database.
-
-    Raises UnavailableError for a newer schema, or one of version 0.2 and before.
-    """
-    # One command migrates; a second one finds the work done.
+def _make(database: Database) -> None:
+    """Make the tables of an empty database, all or nothing. Raises UnavailableError for another version's schema."""
+    # One command makes them; a second one finds the work done.
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
             schema.make_tables(connection, HEAD)
-        elif current < FIRST:
+        elif current < HEAD:
             raise UnavailableError(
-                f"{database.location} has schema {current}, of tvm-farm 0.2 or before; this version does not read it",
+                f"{database.location} has schema {current}, of an earlier tvm-farm; this version does not read it",
                 "With that version: farm record export DIR --board-type TYPE. Then here, with a new FARM_HOME or "
                 "FARM_STORE: farm record import DIR.",
             )
@@ -137,14 +121,6 @@ def migrate(database: Database) -> str | None:
                 f"{database.location} has schema {current}, which this version does not know",
                 "A newer tvm-farm wrote it: update this one.",
             )
-        elif current != HEAD:
-            # Within the write lock, so that the copy is what is migrated, and a second command finds nothing to do.
-            database.keep_copy(current)
-            for revision, alter in STEPS.items():
-                if revision > current:
-                    alter(connection)
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = :head"), {"head": HEAD})
-        return current
 
 
 def _revision(connection: sa.Connection, database: Database) -> str | None:

@@ -68,7 +68,6 @@ _reached: set[str] = set()
 class PostgresqlDatabase:
     """A database used by the farm alone, in UTF-8."""
 
-    migrates_itself = False
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     hint = "Is FARM_STORE right, does the server run, and may you connect? A new database is made with `createdb NAME`."
 
@@ -138,9 +137,6 @@ class PostgresqlDatabase:
         if state.startswith(("08", "40", "53", "57")) or state in ("25006", "25P03") or self._was_lost(error):
             return StoreFaultError(f"the store {self.location} failed just now: {text}", "It may work again soon.")
         return UnavailableError(f"the store {self.location} cannot be used: {text}", self.hint)
-
-    def keep_copy(self, revision: str) -> None:
-        """Do nothing: backups are the server's, and a failed migration is rolled back."""
 
     def close(self) -> None:
         """Close the connections, unless others in this process use them."""

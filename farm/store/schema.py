@@ -1,4 +1,4 @@
-"""The tables, in SQLAlchemy Core, and how a new store gets them. `database.STEPS` alters those of older stores."""
+"""The tables, in SQLAlchemy Core, and how a new store gets them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class StoreSession(Closing):
         clock: Callable[[], Instant] | None = None,
         wall_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open, create or migrate the store: a file, or a database by its URL. Raises as `open_database`.
+        """Open or create the store: a file, or a database by its URL. Raises as `open_database`.
 
         Leases and cool-downs use `clock`; people are shown `wall_clock`. Both default to the database's, so that all
         its users agree.
@@ -150,7 +150,7 @@ class StoreSession(Closing):
                 name = (row.get("name") or row.get("id")) if isinstance(row, Mapping) else getattr(row, "id", "")
                 text = f"{kind} {name} cannot be read: {' '.join(str(error).split())[:200]}"
                 if text not in self.unreadable:
-                    _log.warning("left out: %s (`farm db check` lists all)", text)
+                    _log.warning("left out: %s (`farm store check` lists all)", text)
                 self.unreadable[text] = None
         return found
 

@@ -89,7 +89,6 @@ def _finish(new: sqlite3.Connection, part: Path, target: Path) -> None:
 class SqliteDatabase:
     """A file in WAL mode. All its users share one kernel, and so its clocks."""
 
-    migrates_itself = True
     # SQLite's message about a damaged file may quote bytes that are no text.
     errors: tuple[type[Exception], ...] = (sqlite3.DatabaseError, UnicodeDecodeError)
     hint = "Set FARM_HOME to a folder that you can write to and that has space."
@@ -166,10 +165,6 @@ class SqliteDatabase:
                 f"the store {self.location} cannot be used for writing: its disk is full or read-only", self.hint
             )
         return UnavailableError(f"the store {self.location} cannot be used: {error}", self.hint)
-
-    def keep_copy(self, revision: str) -> None:
-        """Copy the file beside itself, named by its revision."""
-        copy_store(self._path, self._path.with_name(f"{self._path.name}.{revision}"))
 
     def close(self) -> None:
         if self._reader is not None:

@@ -420,5 +420,5 @@ def _require_same(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) 
         if connection.scalar(sa.select(sa.func.count()).where(candidate, sa.or_(same, other))) == 0:
             raise InternalError(
                 f"a trial of candidate {row['candidate']} is not stored: the store has a rule that is none of a farm's",
-                "`farm db check` names it.",
+                "`farm store check` names it.",
             )

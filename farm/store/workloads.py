@@ -103,7 +103,7 @@ class Workloads(StorePart):
 
 
 def _read(row: Mapping[str, Any]) -> Workload:
-    """Read a row; arguments that were damaged by hand are none, and so not those of its module (`farm db check`)."""
+    """Read a row; arguments that were damaged by hand are none, and so not those of its module (`farm store check`)."""
     try:
         return Workload.from_row(row)
     except (TypeError, ValueError):

@@ -381,7 +381,7 @@ def play(seed: int) -> Farm:
     handler.emit = lambda record: farm.tell(f"{record.module}: {record.getMessage()}")  # type: ignore[method-assign]
     log.addHandler(handler)
     try:
-        database.migrate(farm.database)
+        database._make(farm.database)
         asyncio.set_event_loop(farm.world)
         with replaced(farm.world, farm.hosts, farm.database, farm.space, farm.dies):
             farm.world.run_until_complete(farm.play())

@@ -156,7 +156,7 @@ def test_packages_are_part_of_the_order(rack: Home) -> None:
 
 def test_what_no_record_rests_on_can_be_deleted(rack: Home) -> None:
     """Records and their trials of a finished campaign stay, and nothing is deleted without `--yes`."""
-    words = ("db", "prune", "--campaign", "small")
+    words = ("store", "prune", "--campaign", "small")
     records = rack.call("record", "list", "--simulated", "--json").json()
     shown = rack.call(*words, "--dry-run", "--json").json()
     assert [(each["name"], each["trials"]) for each in shown["campaigns"]] == [("small", shown["trials"])]

@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from farm.errors import TransientError, UnavailableError
 from farm.store import Store, soundness
-from farm.store.database import HEAD
 from farm.values import Board
 from tests.places import execute
 from tests.postgresql import Cluster, find_programs
@@ -125,13 +124,12 @@ def test_damage_is_seen(url: str) -> None:
 
 
 def test_commands_for_files_name_the_servers_own(url: str, tmp_path: pathlib.Path) -> None:
-    """A backup is refused with the tool that makes one; checking and upgrading work."""
-    done = run_farm(url, tmp_path, "backup", str(tmp_path / "copy"))
+    """A backup is refused with the tool that makes one; checking works."""
+    done = run_farm(url, tmp_path, "store", "backup", str(tmp_path / "copy"))
     assert done.returncode == 2
     assert "pg_dump" in done.stderr
-    checked: dict[str, Any] = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
+    checked: dict[str, Any] = json.loads(run_farm(url, tmp_path, "store", "check", "--json").stdout)
     assert checked == {"store": url, "problems": [], "removed_workloads": [], "removed_trials": 0}
-    assert json.loads(run_farm(url, tmp_path, "db", "upgrade", "--json").stdout)["before"] == HEAD
 
 
 def test_a_dump_that_was_put_back_is_a_whole_store(url: str, tmp_path: pathlib.Path) -> None:
@@ -149,7 +147,7 @@ def test_a_dump_that_was_put_back_is_a_whole_store(url: str, tmp_path: pathlib.P
         later = store.leases.acquire("b", "me", "test")
     restore = [folder / "pg_restore", "--clean", "--if-exists", f"--dbname={url}", dump]
     subprocess.run(restore, check=True, timeout=60)
-    checked = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
+    checked = json.loads(run_farm(url, tmp_path, "store", "check", "--json").stdout)
     assert checked["problems"] == []
     with Store(url) as store:
         assert store.events.fetch("b") == []

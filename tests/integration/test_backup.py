@@ -20,7 +20,6 @@ from farm.errors import FarmError, PermanentError, TransientError, UnavailableEr
 from farm.processes.machine import machine_lock
 from farm.store import Store, soundness
 from farm.values import Board
-from tests import later_schema
 from tests.unit import artifacts, test_campaign_artifacts
 from tests.unit.campaign_orders import make_order, submit
 
@@ -144,22 +143,6 @@ def test_a_restore_into_a_new_home(home: pathlib.Path, tmp_path: pathlib.Path) -
     backup.put_back(tmp_path / "new", tmp_path / "copy")
     assert messages(tmp_path / "new" / "farm.db") == ["first"]
     assert names(tmp_path / "new") == {"farm.db"}
-
-
-def test_an_older_backup_is_brought_up_to_date_first(
-    home: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of an earlier release comes back under the schema of this one, and is itself left alone."""
-    old = tmp_path / "old" / "copy"
-    with Store(old) as store:
-        store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
-    before = old.read_bytes()
-    later_schema.become(monkeypatch)
-    backup.put_back(home, old)
-    assert old.read_bytes() == before
-    with Store(home / "farm.db") as store:
-        assert [row.name for row in store.boards.fetch()] == ["tx2"]
-    assert names(home) == {"farm.db", "farm.db.replaced"}
 
 
 @pytest.mark.parametrize("lock", [SERVICES.hold, ENGINE.hold, lambda home: machine_lock()])

@@ -281,30 +281,30 @@ def _call(home: pathlib.Path, *words: str) -> tuple[int, str]:
 def test_the_check_finds_and_removes_what_came_in_before(
     store: Store, known: tuple[Workload, list[Any]], tmp_path: pathlib.Path
 ) -> None:
-    """`farm db check` names the workload; `--remove` forgets it with its record and trials, and others stay."""
+    """`farm store check` names the workload; `--remove` forgets it with its record and trials, and others stay."""
     home = pathlib.Path(str(store.location)).parent
     workload, other = known[0], make_workload(7)
     number = store.campaigns.start("farm tune", "m2", "", "local", 8, {})
     store.workloads.save(number, [other])
-    assert _call(home, "db", "check")[0] == 0
+    assert _call(home, "store", "check")[0] == 0
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
         connection.execute("UPDATE workloads SET arguments = '[7]' WHERE hash = ?", (workload.hash,))
-    assert "its arguments are not those of its module" in _call(home, "db", "check")[1]
+    assert "its arguments are not those of its module" in _call(home, "store", "check")[1]
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
         connection.execute(
             "UPDATE workloads SET module_json = ? WHERE hash = ?", (contain_itself(workload.module_json), workload.hash)
         )
-    code, said = _call(home, "db", "check")
+    code, said = _call(home, "store", "check")
     assert code == 1
     assert f"workload {workload.hash} ({workload.name}: its module cannot be read" in said
     assert "db check --remove" in said
     code, said = _call(home, "record", "export", str(tmp_path / "folder"))
     assert (code, workload.hash in said) == (2, True)
-    code, said = _call(home, "db", "check", "--remove")
+    code, said = _call(home, "store", "check", "--remove")
     assert (code, "removed 1 workloads with their records and 3 trials" in said) == (0, True)
     assert [row[0] for row in store.workloads.fetch_names()] == [other.hash]
     assert store.records.fetch() == []
-    assert _call(home, "db", "check")[0] == 0
+    assert _call(home, "store", "check")[0] == 0
     trial = Trial(number, other.hash, "c", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1e-3,), board="b"), "[]")
     store.trials.add(trial)
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, pytest.raises(sqlite3.IntegrityError):

@@ -32,7 +32,7 @@ COMMANDS = (
     ("record", "list", "--json"),
     ("sweep", "list"),
     ("sweep", "show", "1"),
-    ("db", "check"),
+    ("store", "check"),
 )
 VALUES: tuple[object, ...] = (*WORDS[:10], "{}", "[]", '{"kind": []}', "[" * 2000, b"\xff\xfe", -1, 2**62, 9e999, None)
 
@@ -138,7 +138,7 @@ def test_a_row_that_no_command_reads_stops_its_own_line(
     change: str,
     lines: Callable[[Store], Sequence[object]] | None,
 ) -> None:
-    """A list leaves it out, `farm db check` names it, and a restore refuses the store."""
+    """A list leaves it out, `farm store check` names it, and a restore refuses the store."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # other tests measure on this machine
     home = tmp_path / "home"
     home.mkdir()
