@@ -194,11 +194,11 @@ def commands(folder: pathlib.Path) -> dict[str, list[str]]:
         "campaign list": ["campaign", "list", "--json"],
         "campaign show": ["campaign", "show", usual, "--json"],
         "campaign show, the largest": ["campaign", "show", large, "--json"],
-        "campaign report": ["campaign", "report", usual, "--out", str(folder / "report")],
-        "campaign report, the largest": ["campaign", "report", large, "--out", str(folder / "report")],
+        "campaign report": ["campaign", "show", "--out", "report", usual, "--out", str(folder / "report")],
+        "campaign report, the largest": ["campaign", "show", "--out", "report", large, "--out", str(folder / "report")],
         "record list": ["record", "list", "--json"],
         "record list --campaign": ["record", "list", "--campaign", large, "--json"],
-        "record best": ["record", "best", "w1007", "--json"],
+        "record best": ["record", "show", "--top", "5", "w1007", "--json"],
         "queue": ["queue", "--json"],
     }
 

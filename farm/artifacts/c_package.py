@@ -134,7 +134,7 @@ def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:
     if place is None and wanted != platform.machine():
         raise UnavailableError(
             f"a C package for {wanted} needs TVM's runtime for it, and this machine is {platform.machine()}",
-            f"`farm bundle build --board-type {manifest.board_type} --out BUNDLE.tar` fetches it; then --runtime "
+            f"`farm board bundle --board-type {manifest.board_type} --out BUNDLE.tar` fetches it; then --runtime "
             "BUNDLE.tar.",
         )
     found: dict[str, bytes] = {}

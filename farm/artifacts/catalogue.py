@@ -73,7 +73,7 @@ class ArtifactFilters:
 
 
 def to_document(artifact: manifest.Artifact) -> dict[str, Any]:
-    """Return what `farm artifact list --json` prints of one; `latency_s` is the newest measured median, else None."""
+    """Return what `farm model artifacts --json` prints of one; `latency_s` is the newest measured median, else None."""
     about = artifact.manifest
     newest = about.measured[-1] if about.measured else None
     return {

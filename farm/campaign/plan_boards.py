@@ -217,7 +217,7 @@ def _choose_type(
         except FarmError as error:
             misfits[row.name] = error.message
     if not targets:
-        raise UsageError("; ".join(misfits.values()), "`farm board doctor` says what such a board is.")
+        raise UsageError("; ".join(misfits.values()), "`farm doctor` says what such a board is.")
     points, lacking, merged = _plan_points(
         spec.operating_points, board_type, [r for r in rows if r.name not in misfits]
     )

@@ -51,7 +51,7 @@ def submit(
     if not planned.trials and estimate.limit != NO_BOARDS:
         raise UsageError(
             f"{campaign.path}: the budget pays for no trial: {estimate.limit} is too small",
-            f"Raise it; `farm campaign plan {shlex.quote(str(campaign.path))}` says what a trial costs.",
+            f"Raise it; `farm campaign run --dry-run {shlex.quote(str(campaign.path))}` says what a trial costs.",
         )
     if compile_to is not None:
         for model in planned.models:
@@ -89,7 +89,7 @@ def require_new_name(store: Store, name: str) -> None:
         hint = (
             f"`farm campaign resume {name}` goes on with it; give this one another name otherwise."
             if not there[name].over
-            else f"Give this one another name; `farm campaign clone {name} NEW-NAME` does the same again."
+            else f"Give this one another name; `farm campaign run --from {name} NEW-NAME` does the same again."
         )
         raise UsageError(f"there is a campaign {name} already, which is {state}", hint)
 

@@ -1,4 +1,4 @@
-"""`farm artifact list`: the artifacts that were compiled on this machine."""
+"""`farm model artifacts`: the artifacts that were compiled on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from farm.artifacts import catalogue
 from farm.cli import options, output, tables
 from farm.units import format_bytes, format_minute
 
-app = typer.Typer(help="Artifacts: models compiled on this machine.", no_args_is_help=True)
-
 _OPTIONS = {
     "model": Annotated[str, typer.Option("--model", metavar="TEXT", help="Only models whose name contains this.")],
     "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
@@ -23,12 +21,6 @@ _OPTIONS = {
 }
 
 
-@app.callback()
-def _callback() -> None:
-    """Artifacts: models compiled on this machine."""
-
-
-@app.command("list")
 @output.command
 @options.spread("wanted", catalogue.ArtifactFilters, _OPTIONS)
 def list_artifacts(wanted: catalogue.ArtifactFilters) -> output.Document:

@@ -7,7 +7,6 @@ Registering and ordering only: nothing here connects to a board. What an order m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import typer
@@ -17,30 +16,37 @@ from farm.cli import (
     board_power,
     board_remote,
     board_types,
-    doctor,
+    bundle,
     options,
     output,
     provision,
-    queue,
     services,
     tables,
 )
 from farm.connectivity import host_keys
 from farm.connectivity.services import SERVICES
-from farm.crew import health, local
+from farm.crew import health, local, reservation
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
 from farm.processes import machine
 from farm.store import standing
 from farm.types import documents
-from farm.values import Direct, Ssh, State, Transport, Virtual
+from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
 app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
 app.command("show")(board_types.show)
 
 
-Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the board's events.")]
+# What ends an operator's hold, by the board's health.
+_ENDS = {
+    Health.MAINTENANCE: health.Kind.UNDRAIN,
+    Health.QUARANTINED: health.Kind.CLEAR,
+    Health.UNSAFE: health.Kind.CLEAR,
+    Health.RETIRED: health.Kind.CLEAR,
+    Health.SUSPECT: health.Kind.CLEAR,
+}
 
 
 @app.command("list")
@@ -51,8 +57,14 @@ def list_boards(
     labels: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only boards with it; repeatable.")
     ] = None,
+    types: Annotated[bool, typer.Option("--types", help="List the board types instead, yours among them.")] = False,
 ) -> output.Document:
-    """List the boards. Each with state, health, and who holds it since when."""
+    """List the boards. Each with state, health, and who holds it since when; or the types that there are."""
+    if types:
+        known = inventory_board_types.load_board_types()
+        yield [each.model_dump(mode="json", by_alias=True) for each in known.values()]
+        board_types.print_types(known.values())
+        return
     kind = inventory_board_types.require_board_type(board_type).name if board_type else ""
     wanted = standing.BoardFilters(board_type=kind, state=state or "", labels=_read_labels(labels or []))
     with options.open_store() as store:
@@ -81,15 +93,6 @@ def list_boards(
         if wanted.chooses
         else "no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
     )
-
-
-@app.command("types")
-@output.command
-def list_types() -> output.Document:
-    """List the board types. The farm's own, and those in the folder that FARM_BOARD_TYPES names."""
-    types = inventory_board_types.load_board_types()
-    yield [board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()]
-    board_types.print_types(types.values())
 
 
 @app.command("add")
@@ -134,7 +137,7 @@ def add(
     if (ssh is None) == (virtual is None):
         raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE.")
     if virtual is None and board_type is None:
-        raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
+        raise UsageError("--ssh needs --board-type", "`farm board list --types` lists them.")
     kind = inventory_board_types.require_board_type(virtual or board_type or "")
     if kind.host_is_board:
         raise UsageError(
@@ -199,7 +202,7 @@ def replace(
     serial: Annotated[
         str, typer.Option("--serial", metavar="TEXT", help="Serial number, kept as the label serial.")
     ] = "",
-    reason: Reason = "",
+    why: Why = "",
 ) -> None:
     """Give a board's name to another machine. Its host key is new, and nothing of the old one counts for it.
 
@@ -221,7 +224,7 @@ def replace(
         ends = [(row.name, standing.parse_transport(row.transport)) for row in store.boards.fetch()]
         fleet_addresses.require_new_end(name, after, ends)
         labels = fleet_document.check_labels(board.labels | {"serial": serial}) if serial else None
-        told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
+        told = "; ".join(part for part in (f"serial {serial}" if serial else "", why) if part)
         store.boards.replace(name, transport=after, labels=labels, reason=told, by=machine.name_user())
     if isinstance(before, Ssh):
         known_hosts.remove(before.host, before.port)
@@ -230,53 +233,83 @@ def replace(
         output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
 
 
-# What operators order of boards, by the name of the command.
-_ORDERS = {
-    health.Kind.DRAIN: "Give boards no new work, until `undrain`.",
-    health.Kind.UNDRAIN: "Put drained boards back in service; a probe decides.",
-    health.Kind.QUARANTINE: "Keep boards out of service until `clear`.",
-    health.Kind.CLEAR: "Trust boards again; a probe decides.",
-    health.Kind.RETIRE: "Keep boards for their history only.",
-}
+@app.command("hold")
+@output.command
+def hold(
+    names: options.Boards,
+    why: Why = "",
+    for_: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Reserve one board for yourself: 30m, 2h; up to 7 days.")
+    ] = "",
+    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Longest wait for a reserved board.")] = "10m",
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Do not trust what it measured lately.")] = False,
+    retire: Annotated[bool, typer.Option("--retire", help="Keep it for its history only.")] = False,
+) -> output.Document:
+    """Give boards no new work, until `farm board release`. With --for only your own work gets the board.
 
-
-def _make_order(kind: health.Kind) -> Callable[..., None]:
-    def order(names: options.Boards, reason: Reason = "") -> None:
-        # For each board, or for none where one of them refuses it.
-        with options.open_store() as store:
-            decide = health.decide_by(health.Observation(kind, reason))
-            results = store.boards.observe_several(list(dict.fromkeys(names)), str(kind), machine.name_user(), decide)
-        for name, result in results.items():
-            said = f"; {result.reason}" if result.reason else " already"
-            output.stdout.print(f"{name}: {result.standing.health}{said}")
-
-    return output.command(order)
-
-
-for _kind, _said in _ORDERS.items():
-    app.command(str(_kind), help=_said)(_make_order(_kind))
+    A campaign gives a reserved board up after the trial under way. Reserved again, it is yours for that time from now.
+    """
+    if sum((bool(for_), quarantine, retire)) > 1:
+        raise UsageError("--for, --quarantine and --retire exclude each other")
+    if not for_:
+        kind = health.Kind.QUARANTINE if quarantine else health.Kind.RETIRE if retire else health.Kind.DRAIN
+        yield from _order(kind, names, why)
+        return
+    if len(names) != 1:
+        raise UsageError("--for reserves one board", "Reserve others by a command each.")
+    for_s, wait_s = options.read_duration_s("--for", for_), options.read_duration_s("--wait", wait)
+    with options.open_store() as store:
+        lease, new = reservation.reserve(store, names[0], for_s, why, wait_s, output.note)
+    about = {"board": names[0], "owner": lease.owner, "purpose": lease.purpose}
+    yield about | {"until": lease.expires_at, "new": new}
+    output.stdout.print(f"{names[0]} is yours until {output.moment(lease.expires_at)}", markup=False)
+    output.stderr.print(f"to give it back before: farm board release {names[0]}", markup=False)
 
 
 @app.command("release")
 @output.command
 def release(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
-    reason: Reason = "",
-) -> None:
-    """End a reservation or, by force, a lease. Who did it and why is kept."""
+    names: options.Boards,
+    why: Why = "",
+    force: Annotated[bool, typer.Option("--force", help="Revoke another's lease.")] = False,
+) -> output.Document:
+    """End what holds boards: a reservation, `hold`, a quarantine or, by force, a lease. A probe decides about them."""
+    done = [_release(name, why, force) for name in dict.fromkeys(names)]
+    yield [{"board": name, "done": said} for name, said in done]
+    for name, said in done:
+        output.stdout.print(f"{name}: {said}", markup=False)
+
+
+def _release(name: str, why: str, force: bool) -> tuple[str, str]:
+    """End what holds a board. Raises UsageError where that is another's lease."""
     with options.open_store() as store:
         board = store.boards.require(name)
-        lease = board.lease
-        if board.is_reserved_by(machine.name_user()):
-            force, reason = True, reason or "given back before its time"
-        if lease is not None and not force:
+        mine = board.is_reserved_by(machine.name_user())
+        if board.lease is not None and (force or mine):
+            ended = store.leases.force_release(name, machine.name_user(), why or ("given back" if mine else ""))
+            return name, "released" if ended else "has no holder"
+        kind = _ENDS.get(board.health)
+        if kind is not None:
+            decide = health.decide_by(health.Observation(kind, why))
+            [result] = store.boards.observe_several([name], str(kind), machine.name_user(), decide).values()
+            return name, str(result.standing.health) + (f"; {result.reason}" if result.reason else " already")
+        if board.lease is not None:
             raise UsageError(
-                f"{name} is held by {output.holder(lease)}",
-                "It is given back by its holder, or taken with --force --reason TEXT.",
+                f"{name} is held by {output.holder(board.lease)}",
+                "It is given back by its holder, or taken with --force --why TEXT.",
             )
-        ended = lease is not None and store.leases.force_release(name, machine.name_user(), reason)
-    output.stdout.print(f"released {name}" if ended else f"{name} has no holder")
+    return name, "has no holder"
+
+
+def _order(kind: health.Kind, names: list[str], why: str) -> output.Document:
+    """Order the same of boards: of all, or of none where one of them refuses it."""
+    with options.open_store() as store:
+        decide = health.decide_by(health.Observation(kind, why))
+        results = store.boards.observe_several(list(dict.fromkeys(names)), str(kind), machine.name_user(), decide)
+    yield [{"board": name, "health": str(result.standing.health)} for name, result in results.items()]
+    for name, result in results.items():
+        said = f"; {result.reason}" if result.reason else " already"
+        output.stdout.print(f"{name}: {result.standing.health}{said}")
 
 
 def _note_age(boards: list[documents.BoardInfo]) -> None:
@@ -302,6 +335,5 @@ app.command("exec", cls=board_remote.CommandWithRest)(board_remote.execute)
 app.command("logs")(board_remote.logs)
 app.command("trust")(board_remote.trust)
 app.command("provision")(provision.provision)
-app.command("doctor")(doctor.board_doctor)
 app.command("power")(board_power.power)
-app.command("reserve")(queue.reserve)
+app.command("bundle")(bundle.bundle)

@@ -222,5 +222,5 @@ def _print_board(board: documents.BoardInfo, calibration: Calibration | None) ->
         "Golden": "–" if calibration is None else calibration.text,
     }
     if board.health == Health.UNSAFE:
-        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
+        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board release"
     tables.print_facts(facts)

@@ -1,4 +1,4 @@
-"""`farm bundle`: build and show the bundles that provision boards, also without a network."""
+"""`farm board bundle`: build the file that provisions boards, also without a network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from farm.inventory import board_types
 from farm.provision import bundle as provision_bundle
 from farm.provision import bundle_build, interpreters
 
-app = typer.Typer(help="Bundles: everything that a board is given, in one file.", no_args_is_help=True)
 
-
-@app.command("build")
 @output.command
-def build(
+def bundle(
     arch: Annotated[
         str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="Architecture of the board.")
     ] = None,
@@ -55,15 +52,8 @@ def build(
     called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
     path = Path(called) if out is None else out / called if out.is_dir() else out
     places.require_room(path.parent)
-    bundle = bundle_build.build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
-    yield from _tell(bundle)
-
-
-@app.command("show")
-@output.command
-def show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> output.Document:
-    """Check every file of a bundle and say what it holds."""
-    yield from _tell(provision_bundle.open_bundle(file))
+    made = bundle_build.build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
+    yield from _tell(made)
 
 
 def _find_arch(name: str) -> str:

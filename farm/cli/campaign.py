@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.artifacts import catalogue
-from farm.campaign import artifacts, spec
-from farm.campaign import plan as campaign_plan
+from farm.campaign import artifacts
 from farm.campaign.engine import control
 from farm.cli import campaign_run, options, output, tables
 from farm.cli.campaign_options import Limits, Name, draw
@@ -25,7 +21,7 @@ from farm.units import format_minute
 from farm.values import CampaignState
 
 if TYPE_CHECKING:
-    from farm.campaign.plan import CampaignPlan, PlannedType
+    pass
 
 
 @output.command
@@ -44,12 +40,24 @@ def list_campaigns() -> output.Document:
 
 
 @output.command
-def show(name: Name) -> output.Document:
-    """Show a campaign. Its tasks, how far each is, its boards and winners."""
+def show(
+    name: Name,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for a report: pages, tables, pictures and JSON."),
+    ] = None,
+) -> output.Document:
+    """Show a campaign. Its tasks, how far each is, its boards and winners; --out writes its report, at any time."""
     with options.open_store_to_show() as store:
         campaign = store.campaigns.require(name)
         document = campaign_document.make_document(store, name)
+        whole = campaign_document.make_report(store, name) if out is not None else {}
+    if out is not None:
+        document["report"] = campaign_page.write_campaign_report(whole, out, output.note)
     yield document
+    if out is not None:
+        print(document["report"]["page"])
+        return
     output.stdout.print(draw(campaign, None, output.stdout.width if output.stdout.is_terminal else None))
     for final in campaign_rows.list_finals(document["progress"]):
         output.say(campaign_rows.describe_final(final))
@@ -62,24 +70,6 @@ def show(name: Name) -> output.Document:
         f"{found} of {len(document['winners'])} tasks have a record",
         f"owner {campaign.owner}, submitted {format_minute(campaign.started_at)} by `farm {campaign.command}`",
     )
-
-
-@output.command
-def report(
-    name: Name,
-    out: Annotated[
-        pathlib.Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./campaign-NAME."),
-    ] = None,
-) -> output.Document:
-    """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
-    with options.open_store_to_show() as store:
-        document = campaign_document.make_report(store, name)
-    if out is None and not is_name(name):  # a restored store may hold any
-        raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
-    paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"), output.note)
-    yield {"campaign": name, "report": paths}
-    print(paths["page"])
 
 
 @output.command
@@ -152,164 +142,11 @@ def _list_limits(campaign: campaigns.FleetCampaign) -> list[str]:
 
 app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/plan-a-campaign.md says how to write one.")
-]
-_LIMITS = {
-    "trials": "all trials are spent",
-    "per_workload": "every workload has had its trials",
-    "board_hours": "the board-hours are spent",
-    "wall_clock": "the time is over",
-    "joules": "the energy is spent",
-}
-
-
-@app.command("plan")
-@output.command
-def plan(file: File) -> output.Document:
-    """Say what a campaign would do. Workloads, boards, what records cover, trials, board-hours, time."""
-    campaign = spec.read_campaign(file)
-    settings = farm_settings.load()
-    with options.open_store(settings) as store:
-        planned = campaign_plan.make_plan(campaign, store, settings, output.note)
-    document = {"file": str(file.absolute()), **campaign_plan.to_document(planned)}
-    for line in _compare(settings.home_path, document):
-        output.note(line)
-    kept = campaign_plan.keep_plan(settings.home_path, document)
-    yield document
-    _print_plan(planned)
-    output.say(f"kept as {kept}")
-
-
-def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
-    """Return the differences from the last plan of this name."""
-    try:
-        last = campaign_plan.find_plan(home, document["name"])
-    except UsageError:
-        # The caller replaces it.
-        return
-    if last is None:
-        return
-    if last.get("file") != document["file"]:
-        yield f"this takes the place of the plan of {last.get('file')}, a campaign of the same name"
-        return
-    before = {each["name"]: each["sha256"] for each in last["models"]}
-    for each in document["models"]:
-        if before.get(each["name"], each["sha256"]) != each["sha256"]:
-            yield f"{each['name']} has changed since the last plan"
-
-
-def _print_plan(planned: CampaignPlan) -> None:
-    output.say(f"campaign {planned.spec.name}")
-    tables.print_table(
-        ("Model", "Batch", "Inputs", "SHA-256"),
-        [
-            (
-                model.name,
-                model.batch,
-                ", ".join(f"{each.name} {'x'.join(map(str, each.static_shape))}" for each in model.inputs),
-                model.source.sha256[:12],
-            )
-            for model in planned.models
-        ],
-        left=(0, 2, 3),
-    )
-    rows = [
-        (
-            each.boards.board_type.name,
-            point.at.key,
-            point.workloads,
-            point.recorded,
-            point.candidates,
-            len(point.at.boards),
-            point.good,
-            point.idle,
-            f"{point.trials:,}",
-            f"{point.board_hours:.2f}",
-            None if point.eta_s is None else _span(point.eta_s),
-        )
-        for each in planned.types
-        for point in each.points
-    ]
-    heads = (
-        "Type", "Point", "Workloads", "Recorded", "Known", "Boards", "Good", "Idle", "Trials", "Board-hours",
-        "Busy for",
-    )  # fmt: skip
-    tables.print_table(heads, rows, left=(0, 1), spare=("Known", "Good", "Board-hours", "Recorded"))
-    output.say(*_describe(planned))
-
-
-def _describe(planned: CampaignPlan) -> Iterator[str]:
-    estimated = planned.estimate
-    for each in planned.types:
-        yield from _describe_type(each)
-    if estimated.eta_s is None:
-        yield f"no estimate: {estimated.limit} now"
-        return
-    if not planned.trials:
-        yield f"the budget ends before the first trial: raise {estimated.limit}"
-        return
-    if planned.trials < planned.tasks:
-        yield (
-            f"warning: {planned.trials:,} trials are fewer than {planned.tasks:,} workloads on their board types at "
-            f"their operating points: {planned.tasks - planned.trials:,} or more get none, and no record"
-        )
-    slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
-    cores = "1 core needs" if planned.host_cores == 1 else f"{planned.host_cores} cores need"
-    energy = f" and {estimated.energy_j:,.0f} J at their idle power" if estimated.energy_j else ""
-    alone = f"; as a board it needs {_span(estimated.alone_s)} more" if estimated.alone_s else ""
-    yield (
-        f"this host: {cores} {_span(estimated.host_s)} for search and builds{alone}; boards elsewhere: "
-        f"{_span(estimated.boards_s)} at the same time; the slower is {slower}"
-    )
-    yield (
-        f"about {planned.trials:,} trials in {_span(estimated.trials_s)}, "
-        f"then at most {planned.winners:,} measurements of winners "
-        f"({_span(estimated.winners_s)} with their checks), then models are compiled and timed "
-        f"({_span(estimated.finals_s)}); together {_span(3600 * planned.board_hours)} of boards' time{energy}, "
-        f"{_span(estimated.eta_s)}; "
-        f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
-    )
-
-
-def _describe_type(planned: PlannedType) -> Iterator[str]:
-    boards, costs = planned.boards, planned.costs
-    name = boards.board_type.name
-    simulated = ", simulated" if boards.simulated else ""
-    yield (
-        f"{name}{simulated}: {len(planned.workloads)} workloads, of {planned.extracted} in the models; "
-        f"graph pipeline {', '.join(planned.pipelines)}"
-    )
-    known = f"median of {costs.trials} trials"
-    yield (
-        f"{name}: a trial holds a board for {planned.held_s:.2f} s ({known if costs.held_s else 'assumed'}), its build "
-        f"takes {planned.build_s:.2f} s ({known if costs.build_s is not None else 'assumed'}), its search "
-        f"{planned.search_s:.2f} s (assumed)"
-    )
-    for text, why in boards.lacking.items():
-        yield f"{name}: not at {text}: {why}"
-    for text, why in boards.too_big.items():
-        yield f"{name}: not {text}: {why}"
-    for point in planned.points:
-        for board, why in point.at.missing.items():
-            yield f"{name}: {board} not at {point.at.key}: {why}"
-    for note in boards.notes:
-        yield f"{name}: {note}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 app.command("run")(campaign_run.run)
 app.command("attach")(campaign_run.attach)
 app.command("resume")(campaign_run.resume)
-app.command("clone")(campaign_run.clone)
 app.command("list")(list_campaigns)
 app.command("show")(show)
-app.command("report")(report)
 app.command("pause")(pause)
 app.command("cancel")(cancel)
 app.command("budget")(budget)

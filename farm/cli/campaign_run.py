@@ -1,4 +1,4 @@
-"""`farm campaign run`, `attach`, `resume` and `clone`: commands that start a campaign and follow it."""
+"""`farm campaign run`, `attach` and `resume`: commands that start a campaign and follow it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from farm import settings as farm_settings
 from farm.artifacts import catalogue, places
 from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import client, control
-from farm.cli import campaign_options, options, output
-from farm.cli.campaign_options import CampaignScreen, Limits, Name
+from farm.cli import campaign_options, campaign_plan, options, output
+from farm.cli.campaign_options import CampaignScreen, Name
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_rows
@@ -28,13 +28,29 @@ Detach = Annotated[
 @output.command
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
-    ],
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A campaign file; docs/howto/plan-a-campaign.md says how to write one."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would do: workloads, boards, trials, time.")
+    ] = False,
+    again: Annotated[str, typer.Option("--from", metavar="NAME", help="Run a campaign again, without a file.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NEW", help="Name of the campaign that --from makes.")] = "",
     detach: Detach = False,
     compile_to: campaign_options.CompileTo = None,
     json: options.Json = False,
 ) -> None:
     """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
+    if again or name:
+        if file is not None or dry_run or not (again and name):
+            raise UsageError("--from OLD --name NEW run a campaign again, without a file")
+        _run_again(again, name, detach, json)
+        return
+    if file is None:
+        raise UsageError("which campaign?", "Give a campaign file, or --from OLD --name NEW.")
+    if dry_run:
+        output.carry_out(campaign_plan.plan(file), json)
+        return
     if detach and compile_to is not None:
         raise UsageError(
             "--compile waits for the campaign's end, --detach does not",
@@ -49,10 +65,11 @@ def run(
     with options.open_store(settings) as store, client.EnginePrestart(settings) as engine:
         command = f"campaign run {file}"
         folder = campaign_options.to_folder(compile_to)
-        name = submit.submit(campaign, store, settings, machine.name_user(), command, screen.note, engine.begin, folder)
-        _carry_out(engine, settings, store, name, screen, detach, json)
+        who = machine.name_user()
+        started = submit.submit(campaign, store, settings, who, command, screen.note, engine.begin, folder)
+        _carry_out(engine, settings, store, started, screen, detach, json)
     if not detach:
-        campaign_options.make(settings, name, screen.note, json)
+        campaign_options.make(settings, started, screen.note, json)
 
 
 @output.command
@@ -92,20 +109,11 @@ def resume(
         campaign_options.make(settings, name, screen.note, json)
 
 
-@output.command
-@options.spread("limits", Limits)
-def clone(
-    name: Name,
-    new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="Name of the new campaign.")],
-    limits: Limits,
-    detach: Detach = False,
-    json: options.Json = False,
-) -> None:
-    """Run a campaign again under another name. Maybe with another budget. Needs no file."""
-    changes = limits.read()
+def _run_again(name: str, new: str, detach: bool, json: bool) -> None:
+    """Run a campaign again under another name; `farm campaign budget` changes what it may use."""
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        submit.clone(store, name, new, changes, machine.name_user(), f"campaign clone {name} {new}")
+        submit.clone(store, name, new, {}, machine.name_user(), f"campaign run --from {name} --name {new}")
         with client.EnginePrestart(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
@@ -157,7 +165,7 @@ def _follow(
     if error is not None:
         raise error
     if told and not json:
-        print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
+        print(f"`farm campaign show {name} --out FOLDER` writes its report; `farm record list` shows records")
         document = campaign_document.summarise(campaign)
         for final in campaign_rows.list_finals(document["progress"]):
             output.say(campaign_rows.describe_final(final))

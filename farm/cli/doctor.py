@@ -1,4 +1,4 @@
-"""`farm doctor` and `farm board doctor`: go through every hop, up to a kernel really run; name the one that fails."""
+"""`farm doctor`: go through every hop, up to a kernel really run; name the one that fails."""
 
 from __future__ import annotations
 
@@ -26,21 +26,36 @@ _FAILED = 3
 
 @output.command
 def doctor(
-    board: Annotated[
-        list[str] | None, typer.Option("--board", metavar="NAME", help="Board to use instead; repeatable.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[BOARD…]", help="Boards to examine.", autocompletion=options.complete_board),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All registered boards.")] = False,
+    hardware: Annotated[
+        bool, typer.Option("--hardware", help="Check clocks, speed, rails and power against the board type, too.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.json", help="File for the result of --hardware.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check every part of the farm, ending with a kernel really built here and run on this machine's board.
+    """Check every part of the farm, or every hop to a board. Ends with a kernel run there; says what to do.
 
-    Of other boards and of the services it says what is known. With --board or --all it goes to those boards instead.
+    Without a board it ends on this machine's, and says of others what is known. --hardware takes a minute or two and
+    harms nothing: every clock is as before afterwards. Its report names no board, host or folder.
     """
-    if board and every:
-        raise UsageError("--board and --all contradict each other")
-    if board or every:
-        _examine_boards(list(dict.fromkeys(board)) if board else None, json)
+    boards = list(dict.fromkeys(names or ()))
+    if boards and every:
+        raise UsageError("--all goes without names of boards")
+    if report is not None:
+        if not hardware or len(boards) != 1:
+            raise UsageError("--report is for --hardware, and for one board")
+        places.require_room(report.absolute().parent)
+    if boards or every:
+        _examine_boards(boards or None, json, hardware, report)
         return
+    if hardware:
+        raise UsageError("--hardware is for boards", "Name them, or say --all.")
 
     checks: list[service_checks.Check] = []
 
@@ -54,30 +69,6 @@ def doctor(
         output.print_json([_to_document(check) for check in checks])
     if any(check.level is service_checks.Level.FAILED for check in checks):
         raise SystemExit(_FAILED)
-
-
-@output.command
-def board_doctor(
-    names: options.Boards,
-    hardware: Annotated[
-        bool, typer.Option("--hardware", help="Check clocks, speed, rails and power against the board type, too.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.json", help="File for the result of --hardware.")
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Check every hop to a board. From its address to a kernel run on it; says what to do where one fails.
-
-    --hardware takes a minute or two and harms nothing: every clock is as before afterwards. Its report names no board,
-    host or folder, so it can be sent away.
-    """
-    names = list(dict.fromkeys(names))
-    if report is not None:
-        if not hardware or len(names) > 1:
-            raise UsageError("--report is for --hardware, and for one board")
-        places.require_room(report.absolute().parent)
-    _examine_boards(names, json, hardware, report)
 
 
 def _examine_boards(names: list[str] | None, json: bool, hardware: bool = False, report: Path | None = None) -> None:

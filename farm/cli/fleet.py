@@ -23,17 +23,6 @@ _BY = "farm fleet apply"
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/howto/describe-a-fleet.md says how.")]
 
 
-@app.command("check")
-@output.command
-def check(file: File) -> output.Document:
-    """Check a fleet file. Says what is wrong, or lists the boards that it describes. Nothing is changed."""
-    boards = fleets.read_fleet(file).boards
-    yield {"file": str(file), "boards": [_board_document(board) for board in boards]}
-    for board in boards:
-        output.say(_describe(board))
-    output.say(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
-
-
 @app.command("apply")
 @output.command
 def apply(

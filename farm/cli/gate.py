@@ -70,7 +70,7 @@ def gate(
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     names = list(dict.fromkeys(name.strip() for name in boards.split(",") if name.strip()))
     if not names:
-        raise UsageError("--boards names none", "`farm board types` and `farm board list` show which there are.")
+        raise UsageError("--boards names none", "`farm board list --types` and `farm board list` show which there are.")
     known = None if write_baseline else gates.read_baseline(baseline)
     for path in (junit, summary, baseline):
         if path is not None:

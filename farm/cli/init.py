@@ -1,4 +1,4 @@
-"""`farm init` and `farm schema`: the first files of a farm, and the schemas of files."""
+"""`farm init`: the first files of a farm, and the schemas of files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_fleet(start: Start) -> str:
         lines += [
             "  boards:",
             "    vars:",
-            f"      type: {_scalar(start.board_type)} # `farm board types` lists them",
+            f"      type: {_scalar(start.board_type)} # `farm board list --types` lists them",
             "      transport: ssh",
             "      # labels: { site: lab } # what campaigns may choose boards by",
             "      # key_file: ~/.ssh/tvm-farm # a private key's path, where OpenSSH's configuration names none",
@@ -69,7 +69,7 @@ def write_campaign(start: Start) -> str:
     """Return a small campaign for these boards."""
     return _MODELINE.format("campaign") + (
         "# What is tuned, for which boards, and how long. docs/howto/plan-a-campaign.md has everything that may stand\n"
-        "# here; `farm campaign plan campaign.yaml` says what it takes.\n"
+        "# here; `farm campaign run --dry-run campaign.yaml` says what it takes.\n"
         "name: first\n"
         f"models: [{_FIRST_MODEL}] # names from `farm model zoo`, or paths of ONNX files\n"
         f"boards: {{ types: [{_scalar(start.board_type)}] }}\n"
@@ -113,22 +113,6 @@ KINDS = {
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-@output.command
-def schema(
-    kind: Annotated[str, typer.Argument(metavar="campaign|fleet", help="The kind of file.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write, instead of stdout.")] = None,
-) -> None:
-    """Print the JSON Schema of campaign or fleet files, with which editors complete and check them.
-
-    A file names it in its first line: `# yaml-language-server: $schema=campaign.schema.json`.
-    """
-    text = make_schema(kind)
-    if out is None:
-        print(text, end="")
-    else:
-        out.write_text(text, encoding="utf-8")
-
-
 def make_schema(kind: str) -> str:
     """Return the schema of one kind of file. Raises UsageError."""
     if kind not in KINDS:
@@ -157,14 +141,22 @@ def init(
         ),
     ] = 0,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the files into.")] = Path(),
+    schema: Annotated[
+        str, typer.Option("--schema", metavar="campaign|fleet", help="Only print the JSON Schema of such files.")
+    ] = "",
 ) -> output.Document:
     """Write a fleet file, a first campaign and settings, with comments; say what to do next. Nothing is registered.
 
     Without --ssh and --virtual it asks what boards there are.
     """
+    if schema:
+        text = make_schema(schema)
+        yield json.loads(text)
+        print(text, end="")
+        return
     if ssh or virtual:
         if board_type is None:
-            raise UsageError("--board-type is missing", "`farm board types` lists them.")
+            raise UsageError("--board-type is missing", "`farm board list --types` lists them.")
         start = _check(board_type, [options.read_ssh(text) for text in ssh or []], virtual)
     elif sys.stdin.isatty() and sys.stderr.isatty():
         try:

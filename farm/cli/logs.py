@@ -1,4 +1,4 @@
-"""`farm logs`, `farm audit`: what the processes of this home logged, and who changed what."""
+"""`farm logs`: what the processes of this home logged, and who changed what."""
 
 from __future__ import annotations
 
@@ -19,31 +19,6 @@ from farm.errors import FarmError, UsageError
 from farm.processes import home_log
 from farm.store import Store, events
 
-
-@output.command
-def audit(
-    subject: Annotated[
-        str | None, typer.Option("--of", metavar="NAME", help="A board's or a campaign's name, or a token's.")
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="PERSON", help="What the person's name begins with.")
-    ] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="7d", help="Age of the oldest change.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Number of changes.")] = 50,
-) -> output.Document:
-    """Show who changed what, the newest first: boards, campaigns, reservations, power, priorities, records, tokens."""
-    after = None if since is None else time.time() - read_duration_s("--since", since)
-    with options.open_store() as store:
-        changes = store.events.fetch_changes(limit, since=after, subject=subject, by=by)
-    yield changes
-    tables.print_table(
-        ("When", "Who", "What", "Of", "Said"),
-        [(output.moment(each.at), each.by, each.kind, each.subject, each.message) for each in changes],
-        left=(0, 1, 2, 3, 4),
-        empty="no changes",
-    )
-
-
 _MOST_LINES = 1_000_000
 # Events that are read; more where a filter may look far back.
 _EVENTS, _SEARCHED_EVENTS = 2000, 100_000
@@ -59,6 +34,10 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", min=0, max=_MOST_LINES, help="Number of last lines.")] = 100,
     since: Annotated[str, typer.Option("--since", metavar="1h", help="Only lines younger than that.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="Only who changed what, the newest first: boards, campaigns, tokens, …")
+    ] = False,
+    by: Annotated[str, typer.Option("--by", metavar="PERSON", help="Only changes of a person.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each line.")] = False,
 ) -> None:
     """Show the log of this home: what the services, the engine, searches and take-overs logged, in order of time.
@@ -68,6 +47,9 @@ def logs(
     """
     settings = farm_settings.load()
     since_s = time.time() - read_duration_s("--since", since) if since else None
+    if changes or by:
+        _show_changes(board or campaign, by, since_s, max(1, min(lines, _EVENTS)), json)
+        return
     folder = settings.home_path / "logs"
     with _open_store(settings) as store:
         wanted = home_log.LogFilter(_find_campaign(store, campaign), _find_board(store, board), since_s)
@@ -90,6 +72,20 @@ def logs(
                 _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_moment), json)
                 known.clear()
                 time.sleep(_LOOK_S)
+
+
+def _show_changes(subject: str, by: str, since_s: float | None, limit: int, json: bool) -> None:
+    with options.open_store() as store:
+        found = store.events.fetch_changes(limit, since=since_s, subject=subject or None, by=by or None)
+    if json:
+        output.print_json(found)
+        return
+    tables.print_table(
+        ("When", "Who", "What", "Of", "Said"),
+        [(output.moment(each.at), each.by, each.kind, each.subject, each.message) for each in found],
+        left=(0, 1, 2, 3, 4),
+        empty="no changes",
+    )
 
 
 def _moment(line: home_log.LogLine) -> float:

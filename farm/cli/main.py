@@ -97,33 +97,28 @@ class _Entry:
     line: str
 
 
-# In the order of `farm --help`: commands, then nouns.
+# In the order of `farm --help`: the first day's commands, then others, then nouns.
 _COMMANDS: Mapping[str, _Entry] = {
     "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
     "init": _Entry("init", "init", "Write the first files: boards, a campaign, settings."),
-    "tune": _Entry("tune", "tune", "Tune a model for a board type."),
-    "gate": _Entry("gate", "gate", "Pass or fail a change of a model, against a baseline."),
-    "doctor": _Entry("doctor", "doctor", "Check every part of the farm."),
+    "doctor": _Entry("doctor", "doctor", "Check every part of the farm, or every hop to a board."),
     "up": _Entry("services", "up", "Start the farm's services."),
+    "tune": _Entry("tune", "tune", "Tune a model for a board type."),
     "down": _Entry("services", "down", "End the farm's services."),
     "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
-    "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, and what happened."),
-    "audit": _Entry("logs", "audit", "Show who changed what."),
-    "schema": _Entry("init", "schema", "Print the JSON Schema of campaign or fleet files."),
-    "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
-    "store": _Entry("store", "app", "The store: back it up, restore, check and prune it."),
-    "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
-    "artifact": _Entry("artifact", "app", "Artifacts: models compiled on this machine."),
-    "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
-    "bench": _Entry("bench", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."),
-    "report": _Entry("bench", "report_app", "Reports over all kept results: models x boards."),
-    "board": _Entry("board", "app", "Boards: register, reach, provision and inspect them."),
-    "queue": _Entry("queue", "app", "The queue for boards: what waits, why not yet, and who has boards."),
+    "queue": _Entry("queue", "queue", "Show what waits for boards, why, and who has boards."),
+    "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, what happened, who changed what."),
+    "gate": _Entry("gate", "gate", "Pass or fail a change of a model, against a baseline."),
+    "notices": _Entry("notices", "notices", "Show who hears of what, by a command, a webhook or a URL of Apprise."),
+    "board": _Entry("board", "app", "Boards: register, reach, provision, hold and inspect them."),
     "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
-    "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
-    "bundle": _Entry("bundle", "app", "Bundles: everything that a board is given, in one file."),
     "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
-    "notices": _Entry("notices", "app", "Notices: who hears of what, by a command, a webhook or a URL of Apprise."),
+    "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
+    "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
+    "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
+    "result": _Entry("result", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."),
+    "store": _Entry("store", "app", "The store: back it up, restore, check and prune it."),
+    "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
 }
 
 

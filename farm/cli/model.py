@@ -12,7 +12,7 @@ import typer
 from farm import folders
 from farm.artifacts import given_model
 from farm.campaign import plan_models
-from farm.cli import model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
+from farm.cli import artifact, model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import inputs as model_inputs
@@ -91,6 +91,7 @@ app.command("package")(model_artifacts.package)
 app.command("deploy")(model_board.deploy)
 app.command("run")(model_board.run)
 app.command("bench")(model_board.bench)
+app.command("artifacts")(artifact.list_artifacts)
 app.command("explain")(model_explain.explain)
 app.command("evaluate")(model_evaluate.evaluate)
 app.command("quantize")(quantize)

@@ -16,8 +16,8 @@ from farm.artifacts import bench as benching
 from farm.artifacts import checking, given_model, on_board, package, places, running
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
-from farm.cli import bench as bench_cli
 from farm.cli import board_remote, options, output, tables
+from farm.cli import result as result_cli
 from farm.cli.model_artifacts import Board, Folder, Wait
 from farm.cli.options import read_duration_s
 from farm.connectivity import addresses, host_keys, ssh
@@ -149,7 +149,7 @@ def run(
             "fps": (manifest.model.batch or 1) / ran.measured.latency["median"],
         }
         board_facts = {"name": ran.measured.board, "type": ran.measured.board_type, "simulated": ran.measured.simulated}
-        bench_cli.keep(store, RUN, document, model=manifest.name, board=board_facts, device=manifest.device)
+        result_cli.keep(store, RUN, document, model=manifest.name, board=board_facts, device=manifest.device)
     if out is not None:
         running.write_outputs(ran.outputs, out)
     yield output.Failed(document, checking.find_fault(manifest))
@@ -200,7 +200,7 @@ def bench(
         document, _ = benching.bench(subjects, held, kind, others, settings, store, output.note, per_layer, instances)
         for model in document["models"]:
             kept = {**document, "models": [model]}
-            bench_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
+            result_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
     if out is not None:
         document["report"] = bench_page.write_report(document, out)
     wrong = [

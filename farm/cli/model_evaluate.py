@@ -12,8 +12,8 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import bench as benching
 from farm.artifacts import given_model, on_board, places, running
-from farm.cli import bench as bench_cli
 from farm.cli import options, output, tables
+from farm.cli import result as result_cli
 from farm.cli.model_artifacts import Board, Wait, read_labels
 from farm.cli.model_board import Point, read_subject
 from farm.cli.options import read_duration_s
@@ -115,7 +115,7 @@ def evaluate(
             **part,
         }
         document["rows"] += [{"precision": name, "latency_s": None, "reason": why} for name, why in missing.items()]
-        bench_cli.keep(store, EVALUATE, document, model=opened.about.name, board=document["board"], device=device)
+        result_cli.keep(store, EVALUATE, document, model=opened.about.name, board=document["board"], device=device)
     if out is not None:
         document["report"] = evaluate_page.write_report(document, out)
     yield document

@@ -14,30 +14,30 @@ from farm.cli import output
 from farm.errors import UsageError
 from farm.services.notices import sending
 
-app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a command, a webhook or a URL of Apprise.")
 
-
-@app.command("list")
 @output.command
-def list_ways() -> output.Document:
-    """List notices. The routes of notices.yaml and what each is sent; never a URL's path, a header or an argument."""
+def notices(
+    test: Annotated[str, typer.Option("--test", metavar="NAME", help="Send a notice this way now, once.")] = "",
+) -> output.Document:
+    """List notices: who hears of what; never a URL's path, a header or an argument. --test sends one.
+
+    Exit code 1 where a test does not arrive.
+    """
     ways = _read(farm_settings.load().home_path)
+    if test:
+        if test not in ways:
+            hint = f"{foreign.suggest(test, ways)} There are: {', '.join(ways)}.".strip()
+            raise UsageError(f"there is no way {test!r} in {sending.FILE_NAME}", hint)
+        sending.send(
+            ways[test], sending.Notice("test", ways[test].classes[0], time.time(), "a test", "nothing happened")
+        )
+        yield {"sent": test}
+        output.say(f"sent: {ways[test].shown}")
+        return
     rows = [{"name": name, "way": way.shown, "classes": list(way.classes)} for name, way in ways.items()]
     yield rows
     for row in rows:
         output.stdout.print(f"{row['name']}  {row['way']}  {', '.join(row['classes'])}", markup=False, soft_wrap=True)
-
-
-@app.command("test")
-@output.command
-def try_way(name: Annotated[str, typer.Argument(metavar="NAME", help="A way.")]) -> None:
-    """Send a notice by a way now, once. Exit code 1 where it does not arrive."""
-    ways = _read(farm_settings.load().home_path)
-    if name not in ways:
-        hint = f"{foreign.suggest(name, ways)} There are: {', '.join(ways)}.".strip()
-        raise UsageError(f"there is no way {name!r} in {sending.FILE_NAME}", hint)
-    sending.send(ways[name], sending.Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
-    output.say(f"sent: {ways[name].shown}")
 
 
 def _read(home: Path) -> dict[str, sending.WayDocument]:

@@ -164,7 +164,7 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def carried_out(*values: Any, debug: bool = False, **options: Any) -> None:
         as_json = options.pop("json", False) if yields else False
-        run(lambda: _carry_out(function(*values, **options), as_json), debug)
+        run(lambda: carry_out(function(*values, **options), as_json), debug)
 
     # Typer reads both: the function's options, and those that all commands have.
     signature = inspect.signature(function, eval_str=True)
@@ -178,7 +178,8 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
     return carried_out
 
 
-def _carry_out(told: Document | None, as_json: bool) -> None:
+def carry_out(told: Document | None, as_json: bool) -> None:
+    """Print what a command yields, as JSON or for people, and end as it says."""
     if told is None:
         return
     end: FarmError | int | None = None

@@ -1,4 +1,4 @@
-"""`farm record list`, `show`, `best` and `prune`: the best verified code of each workload."""
+"""`farm record list`, `show` and `prune`: the best verified code of each workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from farm import emulation
 from farm.cli import options, output, record_exchange, tables
-from farm.cli.record_exchange import BoardType, Point, Simulated, filtered
+from farm.cli.record_exchange import BoardType, Point, filtered
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.processes import machine
@@ -26,8 +26,6 @@ from farm.values import Workload as StoredWorkload
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
 app.command("export")(record_exchange.export)
 app.command("import")(record_exchange.import_)
-app.command("merge")(record_exchange.merge)
-app.command("pull")(record_exchange.pull_records)
 
 # The note on a virtual board's record whose code is not the board's.
 _NATIVE = (
@@ -63,13 +61,22 @@ def show_record(
     board_type: BoardType = "",
     operating_point: Point = "",
     simulated: Annotated[bool, typer.Option("--simulated", help="Only records of virtual boards.")] = False,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", help="Show the N fastest candidates instead, verified or not.")
+    ] = 0,
     tir: Annotated[bool, typer.Option("--tir", help="Print the scheduled function instead.")] = False,
     llvm: Annotated[bool, typer.Option("--llvm", help="Print LLVM's code of a CPU record instead.")] = False,
     asm: Annotated[bool, typer.Option("--asm", help="Print the assembly of a CPU record instead.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="Print the CUDA C of a GPU record instead.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of a GPU record instead.")] = False,
 ) -> output.Document:
-    """Show all records of a workload, or the code of one. Where they hold, how they were verified, where from."""
+    """Show all records of a workload, its fastest candidates or the code of one record.
+
+    Records say where they hold, how they were verified and where they are from.
+    """
+    if top:
+        yield from _show_best(workload, board_type, operating_point, top, simulated)
+        return
     given = {"tir": tir, "llvm": llvm, "asm": asm, "cuda": cuda, "ptx": ptx}
     forms = [form for form, wanted in given.items() if wanted]
     if len(forms) > 1:
@@ -89,7 +96,7 @@ def show_record(
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about.pipeline}")
     target = {name: ",".join(map(str, each)) if isinstance(each, list) else each for name, each in about.target.items()}
     output.say(*told, "target: " + " ".join(f"{name}={each}" for name, each in target.items()))
-    _print_records(records, codes, "no record; `farm record best` shows what was measured")
+    _print_records(records, codes, "no record; --top 5 shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"
         output.say(f"{where}: {record_document.describe_evidence(each.evidence)}")
@@ -109,16 +116,8 @@ def _print_code(workload: StoredWorkload, records: list[Record], form: str) -> o
     output.to_stream(sys.stdout, code.encode().rstrip() + b"\n")
 
 
-@app.command("best")
-@output.command
-def best_trials(
-    workload: _Which,
-    board_type: BoardType = "",
-    operating_point: Point = "",
-    top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
-    simulated: Simulated = False,
-) -> output.Document:
-    """Show a workload's fastest candidates. Verified or not, at each place where it was measured."""
+def _show_best(workload: str, board_type: str, operating_point: str, top: int, simulated: bool) -> output.Document:
+    """Show a workload's fastest candidates, verified or not, at each place where it was measured."""
     if not 1 <= top <= 1000:
         raise UsageError(f"--top must be between 1 and 1000, not {top}")
     kind = board_types.require_board_type(board_type).name if board_type else None

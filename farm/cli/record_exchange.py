@@ -1,4 +1,4 @@
-"""`farm record export`, `import`, `pull` and `merge`: records that leave the farm, and those of others."""
+"""`farm record export` and `import`: records that leave the farm, and those of others."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ filtered = options.spread("wanted", record_document.Filters, _ALL)
 @output.command
 @filtered
 def export(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE.json.gz", help="Folder to create, or a file for `farm record pull`.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR|FILE.json.gz", help="Folder or file to write.")],
     wanted: record_document.Filters,
 ) -> output.Document:
     """Write records as a MetaSchedule database. Any TVM script applies it, and another farm imports it.
@@ -70,8 +68,13 @@ def export(
 
 @output.command
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that `farm record export` or MetaSchedule wrote.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="What `farm record export` or MetaSchedule wrote, here or at a URL (`#sha256=…` is checked); another "
+            "farm's farm.db or postgresql://… URL; zoo: records that come with the farm, of virtual boards.",
+        ),
     ],
     board_type: BoardType = "",
     operating_point: Point = DEFAULT_POINT,
@@ -83,13 +86,29 @@ def import_(
     ] = "script",
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
 ) -> output.Document:
-    """Import records of another farm. Or candidates of MetaSchedule's files, which count as unverified trials."""
-    bundle = exchange.read_folder(folder)
-    if bundle is not None:
-        if board_type:
-            raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
-        yield from _take_in(bundle, str(folder.absolute()))
-        return
+    """Take in records from elsewhere. Those that were verified here stay; the next campaign tries theirs.
+
+    Candidates of MetaSchedule's own files count as unverified trials; they need --board-type.
+    """
+    folder = Path(source)
+    if ("://" in source and not source.startswith(("http://", "https://"))) or folder.suffix == ".db":
+        yield from _merge(source, board_type, simulated)
+    elif folder.is_dir() and exchange.read_folder(folder) is None:
+        yield from _import_trials(folder, board_type, operating_point, pipeline, simulated)
+    elif board_type:
+        raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
+    else:
+        bundle, name = pull.read_source(source)
+        with options.open_store() as store:
+            taken = store.imports.take_in(bundle, name, machine.name_user())
+            store.events.add("records_imported", "records", f"{taken.records} records of {name}", machine.name_user())
+        yield from _tell(taken)
+
+
+def _import_trials(
+    folder: Path, board_type: str, operating_point: str, pipeline: str, simulated: bool
+) -> output.Document:
+    """Take in MetaSchedule's own two files, which do not say where they were measured."""
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
     kind = board_types.require_board_type(board_type).name
@@ -104,35 +123,8 @@ def import_(
     output.stderr.print("they are not verified here: a search starts from them and makes records")
 
 
-@output.command
-def pull_records(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|URL|DIR|zoo",
-            help="What `farm record export` wrote, here or at a URL (`#sha256=…` is checked); zoo: records that come "
-            "with the farm, of virtual boards.",
-        ),
-    ],
-) -> output.Document:
-    """Take in shared records. Records that were verified here stay; the next campaign tries theirs."""
-    yield from _take_in(*pull.read_source(source))
-
-
-def _take_in(bundle: imports.RecordBundle, source: str) -> output.Document:
-    with options.open_store() as store:
-        taken = store.imports.take_in(bundle, source, machine.name_user())
-        store.events.add("records_imported", "records", f"{taken.records} records of {source}", machine.name_user())
-    yield from _tell(taken)
-
-
-@output.command
-def merge(
-    other: Annotated[str, typer.Argument(metavar="STORE", help="Another farm's farm.db, or its postgresql://… URL.")],
-    board_type: BoardType = "",
-    simulated: Simulated = False,
-) -> output.Document:
-    """Take in all records of another farm. Records that were verified here stay; theirs are tried."""
+def _merge(other: str, board_type: str, simulated: bool) -> output.Document:
+    """Take in the records of another farm's store."""
     place = parse_store(other)
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")

@@ -32,7 +32,7 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder f
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The options of `farm sweep run` that `farm sweep plan` has, too."""
+    """What `farm sweep run` is asked for: the board, the points, the code and the goal."""
 
     board: Annotated[
         str | None,
@@ -124,10 +124,16 @@ def run(
     ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Out = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say which points and visits, and how long; takes no board.")
+    ] = False,
 ) -> output.Document:
     """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
     goal, named = asked.read_goal()
     asked.require_board()
+    if dry_run:
+        yield from _preview(model, asked, goal, named)
+        return
     if out is not None:
         places.require_room(out)
     order = dataclasses.replace(asked.read_order(model), ambient_c=_read_ambient(ambient))
@@ -140,13 +146,7 @@ def run(
         yield from _finish(store, sweep, out)
 
 
-@app.command("plan")
-@output.command
-@options.spread("asked", Asked)
-def plan(model: options.Model, asked: Asked) -> output.Document:
-    """Say what `farm sweep run` would do. Points, visits, time; no board is taken."""
-    goal, named = asked.read_goal()
-    asked.require_board()
+def _preview(model: str, asked: Asked, goal: values.Goal, named: bool) -> output.Document:
     order = asked.read_order(model)
     with options.open_store_to_show() as store:
         kind, name = on_board.choose_board(store, asked.board_type, asked.board)
@@ -198,12 +198,27 @@ def list_sweeps() -> output.Document:
 
 @app.command("show")
 @output.command
-def show(sweep: Sweep) -> output.Document:
-    """Show what a sweep measured, and its pick."""
+def show(
+    sweep: Sweep,
+    other: Annotated[int | None, typer.Argument(metavar="[OTHER]", help="Number of a sweep to compare with.")] = None,
+    out: Out = None,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
+) -> output.Document:
+    """Show what a sweep measured, and its pick. With OTHER: compare two, at the points that both measured.
+
+    --out writes a report: a page with pictures and tables, CSV and JSON.
+    """
+    if other is not None:
+        yield from sweep_report.compare(sweep, other, mixed)
+        return
     with options.open_store_to_show() as store:
         document = export_document.make_document(store, sweep)
+    if out is not None:
+        document["report"] = sweep_page.write_sweep_report(document, out)
     yield document
     sweep_table.print_sweep(document)
+    if out is not None:
+        print(document["report"]["page"])
 
 
 @app.command("pick")
@@ -267,6 +282,4 @@ def _read_ambient(text: str) -> float | None:
     return float(found[1])
 
 
-app.command("report")(sweep_report.report)
 app.command("export")(sweep_report.export)
-app.command("compare")(sweep_report.compare)

@@ -1,4 +1,4 @@
-"""`farm sweep report`, `export` and `compare`: use a sweep's result. `sweep.py` runs sweeps."""
+"""`farm sweep export`, and comparing two sweeps: use a sweep's result. `sweep.py` runs sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from farm.cli.options import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.points import values
-from farm.report import sweep_page
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
@@ -23,20 +22,6 @@ from farm.sweep.export import document as export_document
 from farm.sweep.export import nvpmodel
 
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
-
-
-@output.command
-def report(
-    sweep: Sweep,
-    out: Annotated[
-        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
-    ] = None,
-) -> output.Document:
-    """Write a sweep's report. A page with its pictures and tables, CSV and JSON."""
-    document = _fetch(sweep)
-    paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
-    yield {"sweep": sweep, "report": paths}
-    print(paths["page"])
 
 
 @output.command
@@ -82,13 +67,8 @@ def export(
         output.tell(f"{chosen.row['key']} as {form} in {out}")
 
 
-@output.command
-def compare(
-    one: Annotated[int, typer.Argument(metavar="A", help="Number of the first sweep.")],
-    other: Annotated[int, typer.Argument(metavar="B", help="Number of the second sweep.")],
-    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
-) -> output.Document:
-    """Compare two sweeps. At the operating points that both measured; ratios are B over A."""
+def compare(one: int, other: int, mixed: bool) -> output.Document:
+    """Compare two sweeps at the operating points that both measured; ratios are `other` over `one`."""
     first, second = _fetch(one), _fetch(other)
     pairs = comparing.compare_sweeps(first, second, mixed=mixed)
     yield comparing.comparison_to_dict(first, second, pairs)

@@ -42,7 +42,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
         output.say(f"report: {document['report']['page']}")
     else:
         number = document["sweep"]
-        output.say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
+        output.say(f"`farm sweep show --out report {number}` writes the page, `farm sweep export {number}` the setting")
     if any(series["pick"] for series in document["series"]):
         output.say("`farm campaign run FILE` with the pick under `operating_points` finds the schedules best there")
 
@@ -95,7 +95,9 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
     rails = sweep_rows.list_rails({"series": [series]})
     if rows and len(rails) > _MOST_RAILS:
-        output.say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
+        output.say(
+            f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep show --out report`"
+        )
     unseen = len(series["rows"]) - len(rows)
     if unseen:
         points = "1 point was" if unseen == 1 else f"{unseen} points were"

@@ -87,7 +87,9 @@ def tune(
         raise UsageError("--deadline needs --objective energy")
     deadline_s = read_duration_s("--deadline", deadline) if deadline else None
     if virtual and (board_type is None or board is not None):
-        raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
+        raise UsageError(
+            "--virtual needs --board-type, and goes without --board", "`farm board list --types` lists them."
+        )
     folder = Path() if virtual and compile_to is None else compile_to
     if folder is not None:
         places.require_room(folder)

@@ -192,7 +192,7 @@ def require_usable(rows: Sequence[BoardInfo], pool: Sequence[str], board_type: s
         unsafe = all(row.health == Health.UNSAFE for row in rows if row.name in pool)
         raise (BoardUnsafeError if unsafe else UnavailableError)(
             f"no {board_type} can be used: {hopeless}",
-            "`farm board undrain` or `farm board clear` puts one back in service.",
+            "`farm board release` or `farm board release` puts one back in service.",
         )
 
 
@@ -244,6 +244,6 @@ def _plan_processor(board_type: BoardType, description: Mapping[str, Any], host_
     if not description["simulated"]:
         raise UnavailableError(
             f"board {description['name']!r} is {architecture}, which a {board_type.name} ({target.mtriple}) is not",
-            "It may be registered as the wrong type; `farm board doctor` says what it is.",
+            "It may be registered as the wrong type; `farm doctor` says what it is.",
         )
     return TargetPlan(None, target.num_cores, min(target.num_cores, host_cores))

@@ -29,7 +29,7 @@ _COUNT = 2
 def require_model(kind: BoardType) -> None:
     """Refuse a type of which there are no virtual boards. Raises UsageError."""
     if not kind.simulation:
-        raise UsageError(f"there are no virtual boards of type {kind.name}", "`farm board types` says which.")
+        raise UsageError(f"there are no virtual boards of type {kind.name}", "`farm board list --types` says which.")
 
 
 def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:

@@ -143,7 +143,7 @@ def plan_gpu(board_type: BoardType) -> GpuPlan:
     if gpu is None or not gpu.cuda or gpu.registers_per_block is None or gpu.shared_bytes_per_block is None:
         raise UsageError(
             f"{board_type.name} has no GPU that the farm compiles for",
-            "Remove --device or name a board type with a GPU: see `farm board types`.",
+            "Remove --device or name a board type with a GPU: see `farm board list --types`.",
         )
     newest = min(
         (ptx.find_newest(cuda) for cuda in gpu.cuda.values()), key=lambda each: tuple(map(int, each.split(".")))

@@ -136,7 +136,7 @@ def _parse_manifest(path: Path, data: bytes) -> BundleManifest:
 
 
 def _refused(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is not taken for a bundle: {why}", "Copy it anew, or make one: farm bundle build.")
+    return UsageError(f"{path} is not taken for a bundle: {why}", "Copy it anew, or make one: farm board bundle.")
 
 
 def _entry(name: str, size: int) -> tarfile.TarInfo:

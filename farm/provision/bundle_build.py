@@ -231,13 +231,13 @@ def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:
     if manifest.arch != arch:
         raise UsageError(
             f"the bundle {bundle.path.name} is for {manifest.arch}, the board is {arch}",
-            "Make one for it: farm bundle build.",
+            "Make one for it: farm board bundle.",
         )
     if not manifest.managed_python and not set(pythons) & set(manifest.pythons):
         has = f"has Python {', '.join(pythons)}" if pythons else "has no Python >= 3.10"
         raise UsageError(
             f"the bundle {bundle.path.name} is for Python {', '.join(manifest.pythons)}, the board {has}",
-            "Make one that fits, or one with an interpreter of its own: farm bundle build --python-archive FILE.",
+            "Make one that fits, or one with an interpreter of its own: farm board bundle --python-archive FILE.",
         )
     return bundle
 

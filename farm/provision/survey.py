@@ -237,7 +237,7 @@ def find_doubt(release: str, board_type: BoardType | None) -> str:
         return ""
     major, *rest = (int(part) for part in release.split("."))
     line, about = _LINES.get(f"R{major}"), describe_release(release)
-    check = "it is used all the same; `farm board doctor --hardware` says what it changed"
+    check = "it is used all the same; `farm doctor --hardware` says what it changed"
     if line is None:
         return f"{about} is of a line that is not known here: {check}"
     newest, _, chips = line

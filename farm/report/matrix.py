@@ -75,7 +75,7 @@ def say_doubts(cells: Sequence[MatrixCell]) -> list[str]:
     """Return what to know of the cases that count for nothing; [] where there are none."""
     results = sorted({each.result for each in cells if each.figure.doubt})
     numbers = ", ".join(map(str, results))
-    return [f"Doubtful, and not counted: results {numbers}; `farm bench show` says why"] if results else []
+    return [f"Doubtful, and not counted: results {numbers}; `farm result show` says why"] if results else []
 
 
 _HEAD = ("model", "precision", "batch", "board", "rival", "log2_gain", "latency_s", "rival_s", "fps", "energy_j")
@@ -180,6 +180,6 @@ def write_matrix(cells: Sequence[MatrixCell], costs: Costs, folder: Path) -> dic
         answers=(),
         summary=[f"{each}." for each in (chart.headline if chart else "No comparison counts", *say_doubts(cells))],
         sections=(pages.Section("Results", [table]),),
-        footer="Written by farm report matrix.",
+        footer="Written by farm result matrix.",
     )
     return pages.write_page(folder, "matrix", page, pictures, {"csv": write_csv(cells, costs)})

@@ -193,7 +193,7 @@ def compare(one: StoredResult, other: StoredResult, *, mixed: bool = False) -> l
     if not found:
         raise UsageError(
             f"results {one.id} and {other.id} have no program in common",
-            "`farm bench show` lists the programs, precisions and batch sizes of each.",
+            "`farm result show` lists the programs, precisions and batch sizes of each.",
         )
     return found
 

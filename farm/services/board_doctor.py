@@ -1,4 +1,4 @@
-"""`farm board doctor`: test every hop to a board, in order, with the real parts; name the one that fails.
+"""`farm doctor`: test every hop to a board, in order, with the real parts; name the one that fails.
 
 The hops are in `doctor_ssh` and `doctor_agent`, the checks of hardware in `doctor_hardware`.
 """
@@ -102,7 +102,7 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
 def _check_board(row: BoardInfo, way: Mapping[str, Any] | None) -> Check:
     name, health = f"board {row.name}", row.health
     summary = f"{row.state}, {health}"
-    advice = f"farm board doctor {row.name}"
+    advice = f"farm doctor {row.name}"
     if health == Health.UNSAFE:
         return Check(name, Level.FAILED, f"{summary}: {row.health_reason}", f"farm board show {row.name}")
     if way is not None and not way["reachable"] and health not in (Health.MAINTENANCE, Health.RETIRED):
@@ -264,7 +264,7 @@ def describe_board(board: BoardInfo) -> str | Doubt:
     simulated = " (simulated)" if board.simulated else ""
     summary = f"{board.board_type}/{board.name}{simulated}, {where}; {board.state}, {board.health}"
     if board.health == Health.RETIRED:
-        raise PermanentError(f"{summary}: it is kept for its history only", f"farm board clear {board.name}")
+        raise PermanentError(f"{summary}: it is kept for its history only", f"farm board release {board.name}")
     if board.health != Health.GOOD:
         return Doubt(f"{summary}: {board.health_reason}")
     return summary

@@ -382,5 +382,5 @@ class KeptBoard:
             return ""
         if not self.state.up:
             return self.state.error
-        hint = "" if isinstance(self.route, DirectRoute) else f"; `farm board doctor {self.name}` looks closer"
+        hint = "" if isinstance(self.route, DirectRoute) else f"; `farm doctor {self.name}` looks closer"
         return f"its agent has not registered with the tracker{hint}"

@@ -280,11 +280,11 @@ def _find_refusal(
     if standing.health not in allowed:
         text = f"board {name!r} is {standing.health}: {row['health_reason']}"
         if standing.health is Health.UNSAFE:
-            return BoardUnsafeError(text, f"Look at it, restore its clocks, then: farm board clear {name}")
+            return BoardUnsafeError(text, f"Look at it, restore its clocks, then: farm board release {name}")
         if standing.health is Health.MAINTENANCE:
-            return UnavailableError(text, f"To put it back in service: farm board undrain {name}")
+            return UnavailableError(text, f"To put it back in service: farm board release {name}")
         if standing.health is Health.RETIRED:
-            return UnavailableError(text, f"To take it back: farm board clear {name}")
+            return UnavailableError(text, f"To take it back: farm board release {name}")
         return TransientError(text)
     if within_reach and not standing.reachable:
         return TransientError(f"board {name!r} is offline: {row['state_reason']}")

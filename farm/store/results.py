@@ -71,7 +71,7 @@ class Results(StorePart):
         query = sa.select(*(table.c[name] for name in StoredResult._fields)).where(table.c.id == min(result, _MAX_ID))
         for found in self._db.read(query, StoredResult):
             return found
-        raise UsageError(f"there is no result {result}", "`farm bench list` shows those that there are.")
+        raise UsageError(f"there is no result {result}", "`farm result list` shows those that there are.")
 
 
 def _choose(kind: str, model: str, board_type: str) -> list[sa.ColumnElement[bool]]:

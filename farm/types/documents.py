@@ -232,7 +232,7 @@ class SweepPage(Page):
 
 
 class ArtifactInfo(Model):
-    """An entry of `farm artifact list --json`; `latency_s` is the newest measured median."""
+    """An entry of `farm model artifacts --json`; `latency_s` is the newest measured median."""
 
     folder: str
     model: str
@@ -307,7 +307,7 @@ class EventList(Model):
 
 
 class ResultInfo(Model):
-    """An entry of `farm bench list --json`; `document` is what the command printed."""
+    """An entry of `farm result list --json`; `document` is what the command printed."""
 
     id: int
     kind: str

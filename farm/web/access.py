@@ -152,7 +152,7 @@ class Access:
             raise Refused(
                 403,
                 f"{person.name} is a {person.role}; this needs the role {needed}",
-                f"`farm web token add {person.name} --role {needed}` on the farm's machine gives it.",
+                f"`farm web token {person.name} --role {needed}` on the farm's machine gives it.",
             )
         return person
 

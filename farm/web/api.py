@@ -207,7 +207,7 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
 
 @router.get("/artifacts", responses=_answer(documents.ArtifactPage))
 def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
-    """List artifacts of this machine, the newest first, filtered as by `farm artifact list --json`."""
+    """List artifacts of this machine, the newest first, filtered as by `farm model artifacts --json`."""
     found = wanted.choose(catalogue.list_made_here(_view(request).settings.home_path))
     items = [catalogue.to_document(each) for each in found[offset : offset + limit]]
     return _page(request, items, len(found), limit, offset)
@@ -217,7 +217,7 @@ def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100
 def list_results(
     request: Request, kind: Text = "", model: Text = "", board_type: Text = "", limit: Limit = 50, offset: Offset = 0
 ) -> JSONResponse:
-    """List kept results, the newest first, filtered as by `farm bench list --json`."""
+    """List kept results, the newest first, filtered as by `farm result list --json`."""
     wanted = {"kind": kind, "model": model, "board_type": board_type}
     with _view(request).stores.lend() as store:
         found, total = store.results.fetch(**wanted, limit=limit, offset=offset), store.results.count(**wanted)

@@ -343,7 +343,7 @@ def list_artifacts(request: Request, chosen: WantedArtifacts, page: PageNumber =
         chosen=chosen,
         pending=pending,
         turning=turn(request, page, total, PER_PAGE),
-        command="farm artifact list",
+        command="farm model artifacts",
     )
 
 

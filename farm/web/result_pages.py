@@ -33,7 +33,7 @@ def list_results(request: Request, page: PageNumber = 1) -> HTMLResponse:
         headline=chart.headline if chart else "",
         doubts=matrix.say_doubts(cells),
         turning=turn(request, page, total, PER_PAGE),
-        command="farm report matrix --out matrix",
+        command="farm result matrix --out matrix",
     )
 
 
@@ -41,7 +41,9 @@ def list_results(request: Request, page: PageNumber = 1) -> HTMLResponse:
 def compare_results(request: Request, one: Text = "", other: Text = "", mixed: bool = False) -> HTMLResponse:
     """Show two results side by side."""
     with get_view(request).stores.lend() as store:
-        first, second = (store.results.require(read_number("result", text, "farm bench list")) for text in (one, other))
+        first, second = (
+            store.results.require(read_number("result", text, "farm result list")) for text in (one, other)
+        )
     return show(
         request,
         "result_pair.html",
@@ -49,5 +51,5 @@ def compare_results(request: Request, one: Text = "", other: Text = "", mixed: b
         other=second,
         changes=results.compare(first, second, mixed=mixed),
         differences=results.list_differences(first, second),
-        command=f"farm bench compare {first.id} {second.id}{' --mixed' if mixed else ''}",
+        command=f"farm result show {first.id} {second.id}{' --mixed' if mixed else ''}",
     )

@@ -11,7 +11,7 @@ WEB = HomeProcess(
     name="web",
     title="the page's server",
     module="farm.web",
-    refusal=("the farm's page is served already", "`farm web url` says where."),
+    refusal=("the farm's page is served already", "`farm web --url` says where."),
     start_timeout_s=30.0,
     stop_timeout_s=10.0,
 )

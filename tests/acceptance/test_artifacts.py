@@ -330,7 +330,7 @@ def test_one_artifact_takes_a_range_of_lengths(made: Made, tmp_path: pathlib.Pat
                 require_close(given, each)
     campaign = CAMPAIGN.replace(f"[{FIRE}.onnx, mlp]", "[{path: encoder.onnx, batch: 1, lengths: 'tokens=1..32@8,32'}]")
     (tmp_path / "c.yaml").write_text(campaign.replace("conv2d, ", ""))
-    planned = home.run("campaign", "plan", str(tmp_path / "c.yaml"), "--json").json()
+    planned = home.run("campaign", "run", "--dry-run", str(tmp_path / "c.yaml"), "--json").json()
     assert [each["name"] for each in planned["models"]] == ["encoder tokens=8", "encoder tokens=32"]
     assert {"matmul 8x16>16", "matmul 32x16>16"} <= {each["name"] for each in planned["types"][0]["workloads"]}
     np.savez(x, ids=np.zeros((1, 33), "int64"), mask=np.ones((1, 33), "int64"))

@@ -1,4 +1,4 @@
-"""`farm board doctor` and `farm doctor --all`: a virtual board and one over SSH, up to a kernel run on each."""
+"""`farm doctor` and `farm doctor --all`: a virtual board and one over SSH, up to a kernel run on each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_hop_of_every_board_is_told(fleet: Home, tmp_path: pathlib.Path) -
 
     The services that were started for it are gone afterwards.
     """
-    done = fleet.run("board", "doctor", "over-ssh")
+    done = fleet.run("doctor", "over-ssh")
     assert done.code == 3, done.err
     lines = {line[5:17].strip(): line for line in done.out.splitlines() if line[:4] in ("ok  ", "warn", "FAIL", "–   ")}
     assert lines["tunnel"].startswith("ok")
@@ -75,7 +75,7 @@ def test_every_hop_of_every_board_is_told(fleet: Home, tmp_path: pathlib.Path) -
         assert "with the right result" in found["kernel"]["detail"]
     assert "simulated" in checks["sim"]["registered"]["detail"]
     wait_until(lambda: len(fleet.processes()) == 0, "the services to end")
-    assert "no board 'b7'" in fleet.run("board", "doctor", "b7").err
+    assert "no board 'b7'" in fleet.run("doctor", "b7").err
 
 
 @contextlib.contextmanager

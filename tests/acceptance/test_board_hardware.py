@@ -1,4 +1,4 @@
-"""`farm board doctor --hardware`: a healthy virtual board, harmed ones, and a command that is interrupted."""
+"""`farm doctor --hardware`: a healthy virtual board, harmed ones, and a command that is interrupted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rack() -> Iterator[Home]:
 
 def examine(rack: Home, name: str, file: pathlib.Path) -> tuple[int, dict[str, dict[str, Any]], str]:
     """The exit code, every check of the board by its name, and the report."""
-    done = rack.run("board", "doctor", name, "--hardware", "--report", str(file), "--json")
+    done = rack.run("doctor", name, "--hardware", "--report", str(file), "--json")
     text = file.read_text()
     checks = json.loads(text)["checks"]
     [told] = done.json()
@@ -42,7 +42,7 @@ def examine(rack: Home, name: str, file: pathlib.Path) -> tuple[int, dict[str, d
 
 def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
     """Ctrl-C leaves no report and no clock held; then every check passes; no board is named."""
-    running = rack.start("board", "doctor", "well", "--hardware", "--report", str(tmp_path / "a.json"))
+    running = rack.start("doctor", "well", "--hardware", "--report", str(tmp_path / "a.json"))
     wait_until(lambda: "clock tables" in running.out_path.read_text(), "clocks to be held")
     running.send(signal.SIGINT, group=True)
     done = running.wait(10)
@@ -87,9 +87,9 @@ def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> Non
 
 def test_bad_input(rack: Home, tmp_path: pathlib.Path) -> None:
     """A report is of one board's hardware; the old command names the new one."""
-    assert rack.run("board", "doctor", "unknown", "--hardware").code == 2
-    assert rack.run("board", "doctor", "well", "--report", str(tmp_path / "b")).code == 2
-    assert rack.run("board", "doctor", "well", "dead", "--hardware", "--report", str(tmp_path / "b")).code == 2
-    old = rack.run("board", "certify", "well", "--out", str(tmp_path / "c"))
+    assert rack.run("doctor", "unknown", "--hardware").code == 2
+    assert rack.run("doctor", "well", "--report", str(tmp_path / "b")).code == 2
+    assert rack.run("doctor", "well", "dead", "--hardware", "--report", str(tmp_path / "b")).code == 2
+    old = rack.run("doctor", "--hardware", "well", "--out", str(tmp_path / "c"))
     assert old.code == 2
-    assert "farm board doctor NAME --hardware --report FILE.json" in old.err
+    assert "farm doctor NAME --hardware --report FILE.json" in old.err

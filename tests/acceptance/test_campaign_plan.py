@@ -1,4 +1,4 @@
-"""`farm campaign plan`: what the howto does, what is covered after tuning, and what is refused."""
+"""`farm campaign run --dry-run`: what the howto does, what is covered after tuning, and what is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rack() -> Iterator[Home]:
 @pytest.mark.core
 def test_what_the_howto_shows(rack: Home) -> None:
     """A campaign over two types is planned without touching a board: workloads once, points where boards have them."""
-    done = rack.run("campaign", "plan", "campaign.yaml", "--json")
+    done = rack.run("campaign", "run", "--dry-run", "campaign.yaml", "--json")
     assert done.code == 0, done.err
     plan = done.json()
     assert [each["name"] for each in plan["models"]] == ["tiny-cnn", "mlp batch 1", "mlp batch 4"]
@@ -49,7 +49,7 @@ def test_what_the_howto_shows(rack: Home) -> None:
 
 def test_the_table_names_types_and_points(rack: Home) -> None:
     """Without --json the same is a table and some sentences on stdout; what takes time is on stderr."""
-    done = rack.run("campaign", "plan", "campaign.yaml")
+    done = rack.run("campaign", "run", "--dry-run", "campaign.yaml")
     assert done.code == 0, done.err
     assert re.search(r"^jetson-nano +a57=1428MHz +\d+ +0 +0 +2 +0 +0 +\d+", done.out, re.MULTILINE)
     assert "jetson-tx2: not at *=1428MHz" in done.out
@@ -72,7 +72,7 @@ def test_mistakes_are_told_at_once_with_their_lines(rack: Home) -> None:
         "  - {power_mode: MAXQ}\n"
         "budget: {trials: 10}\n"
     )
-    done = rack.run("campaign", "plan", "wrong.yaml", "--json")
+    done = rack.run("campaign", "run", "--dry-run", "wrong.yaml", "--json")
     assert (done.code, done.out) == (2, "")
     *lines, more = done.err.removeprefix("error: ").splitlines()
     assert more.strip() == "More: docs/howto/plan-a-campaign.md"
@@ -92,7 +92,7 @@ def test_one_mistake(rack: Home, old: str, new: str, message: str) -> None:
     """A mistake in the howto's campaign ends the command with exit code 2 and says where it is."""
     assert old in CAMPAIGN
     (rack.path / "one.yaml").write_text(CAMPAIGN.replace(old, new))
-    done = rack.run("campaign", "plan", "one.yaml")
+    done = rack.run("campaign", "run", "--dry-run", "one.yaml")
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert re.search(r"one\.yaml( line \d+)?: ", done.err)
@@ -103,9 +103,9 @@ def test_a_model_that_changed_is_noticed(rack: Home) -> None:
     (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
     text = "name: own\nmodels: own.onnx\nboards: {types: jetson-nano}\nbudget: {per_workload: 8}\n"
     (rack.path / "own.yaml").write_text(text)
-    first = rack.run("campaign", "plan", "own.yaml", "--json")
+    first = rack.run("campaign", "run", "--dry-run", "own.yaml", "--json")
     (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build(seed=1))
-    second = rack.run("campaign", "plan", "own.yaml", "--json")
+    second = rack.run("campaign", "run", "--dry-run", "own.yaml", "--json")
     assert "has changed" not in first.err
     assert "own has changed since the last plan" in second.err
     assert first.json()["models"][0]["sha256"] != second.json()["models"][0]["sha256"]
@@ -123,7 +123,7 @@ def test_what_was_tuned_is_covered(home: Home) -> None:
     assert "`farm model compile mlp --board-type local --out mlp-local` makes a library" in tuned.out
     text = "name: more\nmodels: mlp\nboards: {types: local}\nbudget: {trials: 50}\nsearch: {ops: dense}\n"
     (home.path / "more.yaml").write_text(text)
-    done = home.run("campaign", "plan", "more.yaml", "--json")
+    done = home.run("campaign", "run", "--dry-run", "more.yaml", "--json")
     assert done.code == 0, done.err
     (local,) = done.json()["types"]
     (point,) = local["operating_points"]

@@ -57,7 +57,7 @@ def test_a_campaign_runs_to_its_end(rack: Home) -> None:
 @pytest.mark.core
 def test_its_report(rack: Home) -> None:
     """The report has a page, JSON and pictures, also from another folder and after the engine has gone."""
-    done = rack.run("campaign", "report", "small", "--out", "report", "--json")
+    done = rack.run("campaign", "show", "--out", "report", "small", "--out", "report", "--json")
     assert done.code == 0, done.err
     for kind, mark in (("page", '<p class="simulated">'), ("markdown", "> **Simulated.**")):
         page = pathlib.Path(rack.path / done.json()["report"][kind]).read_text()
@@ -109,7 +109,7 @@ def test_a_plain_script_may_plan(rack: Home) -> None:
 
 def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
     """Ctrl-C pauses a campaign that a command runs, within 5 s; that of `attach` ends the showing alone."""
-    running = rack.start("campaign", "clone", "small", "second", "--trials", "400", FARM_BATCH="2")
+    running = rack.start("campaign", "run", "--from", "small", "second", "--trials", "400", FARM_BATCH="2")
     running.wait_for("second is running")
     watching = rack.start("campaign", "attach", "second")
     watching.wait_for("second is ")

@@ -71,7 +71,7 @@ def test_what_a_board_is_decides_what_is_compiled_for_it(
         ("model", "compile", "tiny-cnn", "--out", "file/model"),
         ("model", "bench", "tiny-cnn", "--out", "file/report"),
         ("model", "run", "art", "--input", "x.npz", "--out", "file/y.npz"),
-        ("bundle", "build", "--arch", "aarch64", "--out", "file/nano.tar"),
+        ("board", "bundle", "--arch", "aarch64", "--out", "file/nano.tar"),
         ("campaign", "run", "gone.yaml", "--compile", "file/models"),
         ("sweep", "run", "tiny-cnn", "--board", "v1", "--out", "file/report"),
         ("sweep", "resume", "1", "--out", "file/report"),

@@ -44,7 +44,7 @@ def test_precisions_are_scored_side_by_side(home: Home) -> None:
     assert {each.name for each in (home.path / "out").iterdir()} == {
         *("accuracy.png", "evaluate.html", "evaluate.json", "evaluate.md")
     }
-    [kept] = home.run("bench", "list", "--json").json()
+    [kept] = home.run("result", "list", "--json").json()
     assert (kept["kind"], kept["model"]) == ("evaluate", "tiny-cnn")
 
 

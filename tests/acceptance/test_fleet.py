@@ -74,7 +74,7 @@ def test_the_page_names_every_variable() -> None:
 
 def test_example_can_be_applied(home: Home) -> None:
     """The example fleet has nothing wrong, and a dry run adds all of it and leaves no trace."""
-    assert home.run("fleet", "check", str(EXAMPLE)).code == 0
+    assert home.run("fleet", "apply", "--dry-run", str(EXAMPLE)).code == 0
     document = home.run("fleet", "apply", str(EXAMPLE), "--dry-run", "--json").json()
     assert len(document["added"]) == 27
     assert document["dry_run"] is True
@@ -91,7 +91,7 @@ def test_wrong_file_changes_nothing(home: Home) -> None:
         assert (done.code, done.out) == (2, "")
         assert "fleet.yaml line 3: unknown key colour" in done.err
         assert "Traceback" not in done.err
-    missing = home.run("fleet", "check", str(home.path / "nowhere.yaml"))
+    missing = home.run("fleet", "apply", "--dry-run", str(home.path / "nowhere.yaml"))
     assert missing.code == 2
     assert "cannot be read: No such file" in missing.err
 
@@ -192,7 +192,7 @@ vars: {transport: ssh, type: jetson-nano, user: farm, key_file: k}
 hosts: {a: {address: "2001:db8:a:b::1", labels: {x: ":bug: [red]x[/]"}}}
 """
     line = "a: jetson-nano, ssh farm@[2001:db8:a:b::1]:22, x=:bug: [red]x[/]"
-    assert home.run("fleet", "check", write_fleet(home, text)).out == f"{line}\n1 board, nothing wrong\n"
+    assert home.run("fleet", "apply", "--dry-run", write_fleet(home, text)).out == f"{line}\n1 board, nothing wrong\n"
     assert home.run("fleet", "apply", write_fleet(home, text)).out == f"+ {line}\n1 added\n"
 
 

@@ -124,7 +124,7 @@ def test_a_baseline_leads_nowhere_else(guarded: Guarded) -> None:
 def test_who_has_no_board_is_told_so(guarded: Guarded) -> None:
     """Not measured is not worse: exit code 3."""
     home = guarded.home
-    assert home.call("board", "drain", "sim").code == 0
+    assert home.call("board", "hold", "sim").code == 0
     words = ("gate", str(guarded.untuned), *GATE[2:], "--fail-if", "latency > 5 %", "--wait", "1s")
     assert home.call(*words).code == 3
-    assert home.call("board", "undrain", "sim").code == 0
+    assert home.call("board", "release", "sim").code == 0

@@ -24,7 +24,7 @@ def test_a_store_of_0_2_is_refused(home: Home) -> None:
     before = home.rows("SELECT * FROM alembic_version, identity")
     copy = home.path / "before.db"
     copy.write_bytes(store.read_bytes())
-    ways = (("board", "list"), ("store", "check"), ("store", "restore", str(copy)), ("record", "merge", str(copy)))
+    ways = (("board", "list"), ("store", "check"), ("store", "restore", str(copy)), ("record", "import", str(copy)))
     for words in ways:
         done = home.call(*words)
         assert (done.code, "record export" in done.err, "record import" in done.err) == (3, True, True), done.err

@@ -101,10 +101,10 @@ def test_what_cannot_be_provisioned(home: Home, tmp_path: pathlib.Path) -> None:
     for arguments, message in (
         (("board", "provision", "unknown"), "no board 'unknown'"),
         (("board", "provision", "sim"), "the farm starts its agent itself"),
-        (("bundle", "build"), "say what the bundle is for"),
-        (("bundle", "build", "--arch", "riscv64"), "no wheels for 'riscv64'"),
-        (("bundle", "build", "--arch", "aarch64", "--python", "3.8"), "cannot be 3.8"),
-        (("bundle", "show", str(tmp_path / "missing")), "cannot be read"),
+        (("board", "bundle"), "say what the bundle is for"),
+        (("board", "bundle", "--arch", "riscv64"), "no wheels for 'riscv64'"),
+        (("board", "bundle", "--arch", "aarch64", "--python", "3.8"), "cannot be 3.8"),
+        (("board", "bundle", str(tmp_path / "missing")), "cannot be read"),
     ):
         done = home.run(*arguments)
         assert done.code == 2, (arguments, done.err)

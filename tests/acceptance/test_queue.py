@@ -66,7 +66,7 @@ def test_a_campaign_gives_a_board_to_who_waits_and_has_it_back(busy: Home) -> No
     killed = home.start("sweep", "run", "mlp", "--board", FIRST, "--wait", "10m")
     [request] = wait_until(find_waiting, "another one to wait for it")
     assert request["why"].startswith(FIRST) or "its share" in request["why"]
-    assert home.call("queue", "priority", str(request["id"]), "3").code == 0
+    assert home.call("queue", "--priority", str(request["id"]), "3").code == 0
     assert [each["priority"] for each in find_waiting()] == [3]
     killed.send(signal.SIGKILL, group=True)
     wait_until(lambda: not find_waiting(), "the request of who was killed to expire", 30.0)

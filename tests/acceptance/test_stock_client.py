@@ -88,7 +88,7 @@ def test_the_tracker_answers_tvms_own_query(rack: Rack) -> None:
 
 def test_a_reserved_board_is_its_holders_by_every_way(rack: Rack, library: pathlib.Path) -> None:
     """While a person has it, a stock script and commands over SSH run there; the reservation goes on."""
-    reserved = rack.home.run("board", "reserve", NAME, "--for", "1h", "--why", "a look", "--json")
+    reserved = rack.home.run("board", "hold", NAME, "--for", "1h", "--why", "a look", "--json")
     assert reserved.code == 0, reserved.err
     with stock_script(rack, library) as script:
         assert len(json.loads(script.stdout.readline())) == 3

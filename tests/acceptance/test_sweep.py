@@ -111,7 +111,7 @@ def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
 
 def test_a_sweep_is_planned_without_a_board(rack: Home) -> None:
     """The plan lists the points and the largest number of visits of `run`, and refuses what it refuses."""
-    wanted = ("sweep", "plan", "tiny-cnn", "--board", NANO)
+    wanted = ("sweep", "run", "--dry-run", "tiny-cnn", "--board", NANO)
     document = rack.call(*wanted, "--cpu-freqs", "403.2,1479", "--json").json()
     assert document["grid"] == ["a57=403.2MHz", "a57=1479MHz"]
     assert (document["points"], document["visits"], document["boards"]) == (2, 3, [NANO])

@@ -1,4 +1,4 @@
-"""What becomes of a sweep's result: `farm sweep report`, `export` and `compare` on a store that holds two sweeps."""
+"""What becomes of a sweep's result: `farm sweep show --out report`, `export` and `compare` on a store that holds two sweeps."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def home() -> Iterator[Home]:
 
 def test_report_is_written(home: Home) -> None:
     """The page, CSV, JSON and pictures are where the command says, and the page says that it is simulated."""
-    done = home.run("sweep", "report", str(SIMULATED), "--out", "here", "--json")
+    done = home.run("sweep", "show", "--out", "report", str(SIMULATED), "--out", "here", "--json")
     assert done.code == 0, done.err
     paths = {kind: home.path / path for kind, path in done.json()["report"].items()}
     assert set(paths) == {"page", "csv", "json", "front", "clock-a57"}
@@ -119,13 +119,13 @@ def test_export_gives_what_a_board_takes(home: Home) -> None:
 
 def test_compare_keeps_simulated_and_real_apart(home: Home) -> None:
     """They are compared only when told to, and then the document says so."""
-    refused = home.run("sweep", "compare", str(SIMULATED), str(REAL))
+    refused = home.run("sweep", "show", str(SIMULATED), str(REAL))
     assert refused.code == 2
     assert "--mixed" in refused.err
-    document = home.run("sweep", "compare", str(SIMULATED), str(REAL), "--mixed", "--json").json()
+    document = home.run("sweep", "show", str(SIMULATED), str(REAL), "--mixed", "--json").json()
     assert document["mixed"] is True
     assert [series["one"]["variant"] for series in document["series"]] == ["tuned", "untuned"]
     assert document["series"][0]["points"][0]["ratios"]["latency"]["differs"] is False
-    table = home.run("sweep", "compare", str(REAL), str(REAL))
+    table = home.run("sweep", "show", str(REAL), str(REAL))
     assert table.code == 0, table.err
     assert "geometric mean over 6 points (1.000 to 1.000)" in table.out

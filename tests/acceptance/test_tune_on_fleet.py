@@ -38,7 +38,7 @@ def test_boards_that_cannot_be_had_are_named(home: Home) -> None:
     assert (done.code, "is a jetson-nano, not a jetson-tx2" in done.err) == (2, True)
     done = home.run("tune", "tiny-cnn", "--board", "nano-01", "--wait", "soon")
     assert (done.code, "--wait 'soon' is not a duration" in done.err) == (2, True)
-    home.run("board", "drain", "nano-01")
+    home.run("board", "hold", "nano-01")
     done = home.run("tune", "tiny-cnn", "--board", "nano-01")
     assert done.code == 3
     assert "nano-01: maintenance" in done.err

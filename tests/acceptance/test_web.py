@@ -64,7 +64,7 @@ def farm() -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def browser(farm: Home) -> Iterator[Browser]:
     """One window for all tests."""
-    with open_browser(farm.run("web", "url").out.strip()) as browser:
+    with open_browser(farm.run("web", "--url").out.strip()) as browser:
         yield browser
 
 
@@ -98,7 +98,7 @@ def test_pages(browser: Browser, path: str, text: str) -> None:
 
 def test_a_campaign_is_submitted_to_the_api(farm: Home) -> None:
     """With a token, the keys of a file are a campaign that the engine takes; its owner is the token's person."""
-    url = farm.run("web", "url").out.partition("/sign-in")[0].partition("?")[0].strip()
+    url = farm.run("web", "--url").out.partition("/sign-in")[0].partition("?")[0].strip()
     file = {"name": "posted", "models": "mlp", "boards": {"types": "jetson-nano"}, "budget": {"trials": 2}}
     headers = {"authorization": f"Bearer {farm.run('web', 'token').out.strip()}", "content-type": "application/json"}
     place = urllib.parse.urljoin(url, "/api/v1/campaigns")
@@ -111,7 +111,7 @@ def test_a_campaign_is_submitted_to_the_api(farm: Home) -> None:
 def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
     """At 1280, 800 and 400 px nothing scrolls sideways, each cell has its column's name and charts can be read."""
     reason = "the fan is replaced and its heat sink is glued on again, which takes until tomorrow at noon"
-    assert farm.run("board", "drain", "nano-6", "--reason", reason).code == 0
+    assert farm.run("board", "hold", "nano-6", "--reason", reason).code == 0
     note_artifact(pathlib.Path(farm.environment["FARM_HOME"]), write(farm.path / "tiny-cnn", verified=verified()))
     [(workload,)] = farm.rows("SELECT workload FROM campaign_workloads LIMIT 1")
     campaign, sweep, record = "/campaigns/vision", "/sweeps/1", f"/records/{workload}"
@@ -127,7 +127,7 @@ def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
                 charts[path, width] = found["charts"]
     finally:
         browser.page.set_viewport_size({"width": 1440, "height": 900})
-        assert farm.run("board", "undrain", "nano-6").code == 0
+        assert farm.run("board", "release", "nano-6").code == 0
     assert faults == []
     assert all(charts[path, width] for path in (campaign, "/boards/nano-1", sweep) for width in WIDTHS)
 

@@ -295,7 +295,7 @@ def test_an_engine_can_let_go_of_a_campaign(store: Store) -> None:
 def test_a_campaign_can_be_made_from_anothers_workloads(store: Store) -> None:
     """What the store gave of a campaign's workloads, it takes for a copy."""
     copy = store.campaigns.require("fleet").order.model_copy(update={"name": "copy"})
-    number = store.campaigns.submit(copy, "farm campaign clone", store.workloads.fetch(1))
+    number = store.campaigns.submit(copy, "farm campaign run --from", store.workloads.fetch(1))
     assert store.workloads.fetch(number) == store.workloads.fetch(1)
 
 

@@ -289,7 +289,7 @@ def test_doctor_tells_each_board_s_state_without_connecting(home: pathlib.Path, 
     services, first, second = check_boards(Settings(home=str(home)), store)
     assert services.ok
     assert "not running" in services.detail
-    assert (first.name, first.level, first.advice) == ("board a", Level.WARNING, "farm board doctor a")
+    assert (first.name, first.level, first.advice) == ("board a", Level.WARNING, "farm doctor a")
     assert (second.level, "stuck" in second.detail) == (Level.FAILED, True)
 
 

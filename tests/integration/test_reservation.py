@@ -44,7 +44,7 @@ def be(monkeypatch: pytest.MonkeyPatch, person: str) -> None:
 
 def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of others passes it by; the holder's runs there under the reservation, which it does not end."""
-    done = home.call("board", "reserve", "a", "--for", "2h", "--why", "debugging", LOGNAME="ann")
+    done = home.call("board", "hold", "a", "--for", "2h", "--why", "debugging", LOGNAME="ann")
     assert done.code == 0, done.err
     with open_store(home) as store:
         token = store.boards.require("a").lease.token
@@ -65,9 +65,9 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
 
 def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:
     """`list` and `queue` say who, why and until when; another person needs --force, the holder does not."""
-    reserve = ("board", "reserve", "a", "--for", "30m", "--json")
+    reserve = ("board", "hold", "a", "--for", "30m", "--json")
     first = home.call(*reserve, "--why", "a look", LOGNAME="ann").json()
-    longer = home.call("board", "reserve", "a", "--for", "3h", "--json", LOGNAME="ann").json()
+    longer = home.call("board", "hold", "a", "--for", "3h", "--json", LOGNAME="ann").json()
     assert (first["new"], longer["new"]) == (True, False)
     assert longer["until"] - first["until"] > 9000 - 60
     [row, _] = home.call("board", "list", "--json").json()

@@ -106,7 +106,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("bundle") / "board.tar"
     with new_home() as home:
-        made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--out", str(path))
+        made = home.run("board", "bundle", "--arch", "aarch64", "--python", "3.11", "--out", str(path))
     assert made.code == 0, made.err
     return path
 

@@ -1,4 +1,4 @@
-"""`farm board doctor --hardware` on a kernel's own clocks, sensor and evidence: what is right there."""
+"""`farm doctor --hardware` on a kernel's own clocks, sensor and evidence: what is right there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_only_its_speed_gives_an_emulated_processor_away(provisioned: Site) -> N
 
     Unless the host's other programs have made its first runs the slow ones: what the report measured decides.
     """
-    words = ("board", "doctor", NAME, "--hardware", "--report", "report.json", "--json")
+    words = ("doctor", NAME, "--hardware", "--report", "report.json", "--json")
     done = provisioned.home.run(*words, timeout_s=PROVISION_TIMEOUT_S)
     document = json.loads((provisioned.home.path / "report.json").read_text())
     wanted = ["speed"] if document["facts"]["speed"]["gain"] < LEAST_GAIN else []

@@ -27,7 +27,7 @@ def test_the_device_tree_names_the_board_and_the_kernel_its_parts(provisioned: S
 
 @pytest.mark.core
 def test_every_hop_to_the_board_is_good(provisioned: Site) -> None:
-    """`farm board doctor` goes all the way to a kernel run on the board."""
-    done = provisioned.home.run("board", "doctor", NAME, timeout_s=PROVISION_TIMEOUT_S)
+    """`farm doctor` goes all the way to a kernel run on the board."""
+    done = provisioned.home.run("doctor", NAME, timeout_s=PROVISION_TIMEOUT_S)
     assert done.code == 0, done.out + done.err
     assert "failed" not in done.out

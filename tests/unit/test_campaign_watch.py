@@ -151,7 +151,7 @@ def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> Non
     store.campaigns.note(1, CampaignState.VERIFYING, "its 100 trials are made", process_identity())
     with pytest.raises(UsageError, match=r"the search of campaign c is over \(its 100 trials are made\)") as caught:
         control.change_budget(store, "c", {"trials": 400}, "op")
-    assert "farm campaign clone c" in caught.value.hint
+    assert "farm campaign run --from c" in caught.value.hint
 
 
 @pytest.mark.parametrize(

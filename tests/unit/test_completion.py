@@ -22,7 +22,7 @@ def test_bash_completes(tmp_path: pathlib.Path) -> None:
     expected = {
         ("board", "lis"): {"list"},
         ("board", "list", "--js"): {"--json"},
-        ("board", "drain", "nano"): {"nano-01", "nano-02"},
+        ("board", "hold", "nano"): {"nano-01", "nano-02"},
         ("tune", "--board", "tx"): {"tx2-01"},
     }
     lines = ["source <(farm --show-completion bash)"]

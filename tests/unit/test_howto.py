@@ -29,16 +29,16 @@ def test_every_page_and_every_part_is_there() -> None:
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        (("campaign", "plan", "none.yaml"), "plan-a-campaign"),
+        (("campaign", "run", "--dry-run", "none.yaml"), "plan-a-campaign"),
         (("campaign", "pause", "none"), "run-a-campaign"),
-        (("fleet", "check", "none.yaml"), "describe-a-fleet"),
+        (("fleet", "apply", "--dry-run", "none.yaml"), "describe-a-fleet"),
         (("board", "show", "none"), "describe-a-fleet"),
         (("board", "trust", "none"), "reach-boards"),
         (("model", "show", "none.onnx"), "bring-a-model"),
         (("model", "verify", "none"), "deploy-a-model"),
         (("record", "show", "none"), "keep-records"),
         (("sweep", "show", "9"), "sweep-clocks"),
-        (("notices", "list"), "watch-the-farm"),
+        (("notices"), "watch-the-farm"),
     ],
 )
 def test_an_error_names_its_page(

@@ -116,7 +116,7 @@ def test_a_command_loads_what_it_needs_alone() -> None:
     assert not {"sqlalchemy", "matplotlib", "ray", "tvm"} & load("make_app('model')")
     # Neither does the choice of boards and pipelines that a plan begins with.
     assert "tvm" not in load("from farm.campaign import plan_boards\nplan_boards.choose_boards.__name__")
-    commands = [("up",), ("down",), ("web", "url"), ("web", "token")]
+    commands = [("up",), ("down",), ("web", "--url"), ("web", "token")]
     loaded = load(f"for words in {commands}: make_app(words[0])\nfrom farm.web import access, running")
     assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & loaded
     loaded = load(

@@ -1,4 +1,4 @@
-"""What `farm board types` and `farm board show` print of the inventory."""
+"""What `farm board list --types` and `farm board show` print of the inventory."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_terminal_gets_no_broken_word(width: int, monkeypatch: pytest.MonkeyPa
 def test_an_encoding_that_lacks_letters_gets_others() -> None:
     """With PYTHONIOENCODING=ascii a table with a dash is printed, with another sign in its place."""
     done = subprocess.run(
-        [sys.executable, "-c", "from farm.cli.entry import main; main()", "board", "types"],
+        [sys.executable, "-c", "from farm.cli.entry import main; main()", "board", "list", "--types"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         timeout=60,

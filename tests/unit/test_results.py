@@ -56,7 +56,7 @@ def test_doubtful_results_are_marked_and_not_counted() -> None:
     doubtful = make_result(5, doubt="equal runs differ too much: by 4,635 %")
     (cell,) = matrix.make_matrix([doubtful])
     assert (cell.gain, cell.is_faster, matrix.plan_chart([cell])) == (None, False, None)
-    assert matrix.say_doubts([cell]) == ["Doubtful, and not counted: results 5; `farm bench show` says why"]
+    assert matrix.say_doubts([cell]) == ["Doubtful, and not counted: results 5; `farm result show` says why"]
     assert "equal runs differ" in matrix.write_csv([cell], results.Costs())
     assert next(map(results.say_latency, results.list_figures(doubtful))) == "10.000 (doubtful)"
     assert {each.verdict for each in results.compare(doubtful, make_result(6, ours_s=0.001))} == {"doubtful"}

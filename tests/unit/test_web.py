@@ -83,13 +83,13 @@ def call(home: pathlib.Path, *words: str) -> Any:
             documents.BoardPage,
         ),
         (("board", "show", "nano-01"), "/boards/nano-01", documents.BoardInFull),
-        (("bench", "list", "--kind", "bench"), "/results?kind=bench", documents.ResultPage),
+        (("result", "list", "--kind", "bench"), "/results?kind=bench", documents.ResultPage),
         (("sweep", "list"), "/sweeps", documents.SweepPage),
         (("sweep", "show", "1"), "/sweeps/1", documents.SweepInFull),
         (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
         (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
         (("campaign", "list"), "/campaigns", campaigns.CampaignPage),
-        (("artifact", "list", "--verified"), "/artifacts?verified=true", documents.ArtifactPage),
+        (("model", "artifacts", "--verified"), "/artifacts?verified=true", documents.ArtifactPage),
         (("queue",), "/queue", documents.Queue),
         (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", campaigns.CampaignInFull),
     ],
@@ -657,7 +657,7 @@ def test_a_simulated_sweep_stands_beside_no_real_one(tmp_path: pathlib.Path) -> 
         assert (page.status_code, f'value="{like}"' in page.text, f'value="{real}"' in page.text) == (200, True, False)
         refused = client.get(f"/sweeps/{one}?beside={real}")
     assert refused.status_code == 422
-    assert f"farm sweep compare {one} {real} --mixed" in refused.text
+    assert f"farm sweep show {one} {real} --mixed" in refused.text
 
 
 def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:

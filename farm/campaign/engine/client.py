@@ -164,7 +164,7 @@ def find_error(campaign: FleetCampaign) -> FarmError | None:
         if progress.get("tasks") and not tried:
             return PermanentError(
                 f"no trial was made by campaign {campaign.name}" + (f": {campaign.reason}" if campaign.reason else ""),
-                "Give it a larger budget; `farm campaign plan` says what a trial costs.",
+                "Give it a larger budget; `farm campaign run --dry-run` says what a trial costs.",
             )
         if not progress.get("counted") or any(task["best_s"] is not None for task in progress["tasks"]):
             return None

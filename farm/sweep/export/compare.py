@@ -92,7 +92,7 @@ def refuse_mixture(one: Document, other: Document, *, mixed: bool = False) -> No
     raise UsageError(
         f"sweep {simulated['sweep']} is of a simulated board, sweep {real['sweep']} of a real one",
         "Their figures say nothing about each other. To look at both all the same: "
-        f"farm sweep compare {one['sweep']} {other['sweep']} --mixed.",
+        f"farm sweep show {one['sweep']} {other['sweep']} --mixed.",
     )
 
 

@@ -1,4 +1,4 @@
-"""`farm bench`: kept results of `farm model bench`, `run` and `evaluate`; `farm report`: the matrix of all."""
+"""`farm result`: kept results of `farm model bench`, `run` and `evaluate`, and the matrix of all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from farm.store.results import StoredResult
 
 app = typer.Typer(help="Results: what `farm model bench`, `run` and `evaluate` measured.", no_args_is_help=True)
-report_app = typer.Typer(help="Reports over all kept results.", no_args_is_help=True)
 
 _MOST = 10_000
-_Result = Annotated[int, typer.Argument(metavar="ID", min=0, help="Number of a result; `farm bench list` has them.")]
-_Other = Annotated[int, typer.Argument(metavar="OTHER", min=0, help="Number of another result.")]
+_Result = Annotated[int, typer.Argument(metavar="ID", min=0, help="Number of a result; `farm result list` has them.")]
+_Other = Annotated[int | None, typer.Argument(metavar="[OTHER]", min=0, help="Number of another result.")]
 _Model = Annotated[str, typer.Option("--model", metavar="MODEL", help="Only results of this model.")]
 _BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only results of this board type.")]
 _Kind = Annotated[str, typer.Option("--kind", metavar="|".join(RESULT_KINDS), help="Only results of this command.")]
@@ -49,7 +48,7 @@ def keep(
     except FarmError as error:  # what was measured is shown in any case
         output.note(f"this result is not kept: {error}")
     else:
-        output.note(f"result {number}; `farm bench show {number}` shows it again")
+        output.note(f"result {number}; `farm result show {number}` shows it again")
 
 
 @app.command("list")
@@ -92,8 +91,21 @@ def list_results(
 
 @app.command("show")
 @output.command
-def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", battery: _Battery = "") -> output.Document:
-    """Show a result: every program, and what a million inferences cost."""
+def show(
+    result: _Result,
+    other: _Other = None,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
+    per_hour: _PerHour = "",
+    per_kwh: _PerKwh = "",
+    battery: _Battery = "",
+) -> output.Document:
+    """Show a result: every program, and what a million inferences cost. With OTHER: compare two, program by program.
+
+    Judged where only latencies differ; a tie where intervals allow it.
+    """
+    if other is not None:
+        yield from _compare(result, other, mixed)
+        return
     costs = results.read_costs(per_hour, per_kwh, battery)
     with options.open_store_to_show() as store:
         found = store.results.require(result)
@@ -121,14 +133,7 @@ def show(result: _Result, per_hour: _PerHour = "", per_kwh: _PerKwh = "", batter
     output.say(f"result {found.id}: {found.model} on {_name_board(found)}, {found.kind} of {when} by {found.by}")
 
 
-@app.command("compare")
-@output.command
-def compare(
-    one: _Result,
-    other: _Other,
-    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
-) -> output.Document:
-    """Compare two results, program by program. Judged where only latencies differ; a tie where intervals allow it."""
+def _compare(one: int, other: int, mixed: bool) -> output.Document:
     with options.open_store_to_show() as store:
         first, second = store.results.require(one), store.results.require(other)
     changes = results.compare(first, second, mixed=mixed)
@@ -165,7 +170,7 @@ def compare(
     )
 
 
-@report_app.command("matrix")
+@app.command("matrix")
 @output.command
 def show_matrix(
     out: Annotated[
