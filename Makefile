@@ -156,7 +156,7 @@ bench-long: setup
 generated: setup
 	@$(BIN)/python deploy/release/reference.py
 	@$(BIN)/python benchmarks/tables.py
-	@for kind in campaign fleet; do $(BIN)/farm init --schema $$kind --out inventory/schemas/$$kind.schema.json; done
+	@for kind in campaign fleet; do $(BIN)/farm init --schema $$kind > inventory/schemas/$$kind.schema.json; done
 
 # What makes the pages lies beside .venv and shares its farm, whose docstrings are the Python pages.
 build/docs/packages: requirements/docs.txt | setup

@@ -16,7 +16,7 @@ import _machine
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.search.tuners.tasks import derive_traits
 from farm.settings import Settings
 

@@ -110,7 +110,7 @@ class Compilers:
 
     def submit(self, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> Future[Any]:
         from device_agent.protocol import Status
-        from farm.search.build.build_pool import BuildResult
+        from farm.search.codegen.build_pool import BuildResult
 
         library = text_of(LIBRARY_BYTES, next(self._numbers)).encode()
         return over(BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3))

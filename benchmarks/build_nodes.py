@@ -29,8 +29,8 @@ from device_agent.protocol import Status
 from farm.campaign.engine import ray_calls, ray_compilers, ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.search import target, tvm_env
-from farm.search.build.build_cache import compiler_versions
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_cache import compiler_versions
+from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 
 LIBRARY_BYTES = 60_000  # of a convolution's library

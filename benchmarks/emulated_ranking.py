@@ -25,7 +25,7 @@ from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
 from farm.search import gpus, tvm_env
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.search.families import rule
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.tuners.tasks import Candidate as SearchCandidate

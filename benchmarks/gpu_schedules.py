@@ -30,7 +30,7 @@ from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, traces, tvm_env
-from farm.search.build import builder, lowering
+from farm.search.codegen import builder, lowering
 from farm.search.families import rule
 from farm.search.workloads import Workload, prepare_model
 from farm.virtual import gpu_driver, gpu_time

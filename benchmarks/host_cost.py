@@ -135,7 +135,7 @@ def draw(rng: random.Random) -> float:
 
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
-    from farm.search.build import builder
+    from farm.search.codegen import builder
     from farm.search.tuners import campaign_search, tasks
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(SEED)

@@ -22,7 +22,7 @@ import farm.settings
 from device_agent.protocol import Engine, TensorSpec
 from farm.inventory.board_types import require_board_type
 from farm.search import tvm_env
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.search.target import host_target
 from farm.values import Workload
 

@@ -175,7 +175,7 @@ class Timer:
         import numpy as np
         import tvm
 
-        from farm.search.build import builder
+        from farm.search.codegen import builder
 
         random = np.random.default_rng(0)
         try:

@@ -127,7 +127,7 @@ class Campaign:
     # Before it runs
 
     def plan(self, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """Plan it as `farm campaign run --dry-run --json` does; keep the plan, so that a run refuses models that changed."""
+        """Plan it as `farm campaign run --dry-run` does; keep the plan, so that a run refuses models that changed."""
         file = self._require_file("planned")
         with self._open() as store:
             document = planned.to_document(make_plan(file, store, self._settings, note))

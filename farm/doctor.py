@@ -20,7 +20,7 @@ from farm.crew.local import LocalFarm
 from farm.errors import PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services.board_doctor import check_boards, describe_home
 from farm.services.checks import Level, Show, Work, run_chain, run_each
 from farm.settings import Settings

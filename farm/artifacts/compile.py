@@ -24,7 +24,7 @@ from farm.artifacts.choice import RecordChoice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.graph import half_precision, pipeline, recurrent
 from farm.search.target import make_code_target
 from farm.search.tvm_env import ms

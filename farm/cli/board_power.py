@@ -23,7 +23,7 @@ def power(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     action: Annotated[Literal["on", "off", "cycle"], typer.Argument(metavar="on|off|cycle")],
     force: Annotated[bool, typer.Option("--force", help="Revoke the lease of the board's holder.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")] = "",
+    reason: Annotated[str, typer.Option("--why", help="Reason, kept with the board's events.")] = "",
 ) -> None:
     """Switch a board's power. Runs the commands of its fleet file on this host.
 

@@ -22,7 +22,7 @@ from farm.errors import FarmError, UsageError
 from farm.processes import machine
 from farm.provision import board as provision_board
 from farm.provision import boards, bundle_build, layout, plan
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.settings import Settings
 from farm.store import standing
 from farm.values import Health, Ssh

@@ -17,7 +17,7 @@ from farm.inventory import board_types
 from farm.processes import machine
 from farm.processes.jobs import compile_in_subprocess
 from farm.report import campaign_rows, record_document
-from farm.search.build import printing
+from farm.search.codegen import printing
 from farm.store.records import RecordCriteria
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record

@@ -95,9 +95,7 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
     rails = sweep_rows.list_rails({"series": [series]})
     if rows and len(rails) > _MOST_RAILS:
-        output.say(
-            f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep show --out report`"
-        )
+        output.say(f"the {_MOST_RAILS} largest of {len(rails)} rails; `farm sweep show --out DIR` has all")
     unseen = len(series["rows"]) - len(rows)
     if unseen:
         points = "1 point was" if unseen == 1 else f"{unseen} points were"

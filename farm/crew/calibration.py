@@ -17,7 +17,7 @@ from farm.inventory.board_types import BoardType
 from farm.measure.arrays import Arrays
 from farm.measure.blocking import BlockingSession
 from farm.measure.statistics import CONFIDENCE, bound_drawn
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.store import Store
 from farm.types.documents import BoardEvent, BoardInfo, BoardInFull
 from farm.values import GoldenSample

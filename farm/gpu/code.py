@@ -1,6 +1,6 @@
 """Turn TVM's CUDA source into PTX checked for the exact GPU, or into its machine code for virtual boards.
 
-`farm/search/build/lowering.py` makes the source. The native libraries that boards need beside the code, TVM's plug-in
+`farm/search/codegen/lowering.py` makes the source. The native libraries that boards need beside the code, TVM's plug-in
 and a virtual board's CUDA driver, are built here with zig.
 """
 

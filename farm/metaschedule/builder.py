@@ -20,7 +20,7 @@ from farm import settings as farm_settings
 from farm.errors import UsageError
 from farm.metaschedule.compilers import Compilers
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
-from farm.search.build.build_pool import ChildCompiler
+from farm.search.codegen.build_pool import ChildCompiler
 
 load_for_script()
 import tvm  # noqa: E402

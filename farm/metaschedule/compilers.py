@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from farm.errors import UnavailableError
-from farm.search.build.build_pool import START_TIMEOUT_S, BuildPool, BuildResult
+from farm.search.codegen.build_pool import START_TIMEOUT_S, BuildPool, BuildResult
 
 # Failed starts in a row, without a working compiler, after which starting is given up.
 _MAX_FALSE_STARTS = 3

@@ -18,7 +18,7 @@ from farm.processes.machine import name_coordinator
 from farm.provision.board import Provisioner, ProvisioningJob, ProvisioningTarget
 from farm.provision.plan import BoardReport
 from farm.provision.wheels import end_tools
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.store import Store
 from farm.values import Health, State
 

@@ -52,7 +52,7 @@ class Core:
 
     @property
     def prefetched_bytes(self) -> int:
-        """The longest block of weights that tiles prefetch (`farm.search.build.prefetch`); 0 where they do not.
+        """The longest block of weights that tiles prefetch (`farm.search.codegen.prefetch`); 0 where they do not.
 
         It must fit in L2 beside the block in use.
         """

@@ -33,7 +33,7 @@ from farm.errors import (
 from farm.inventory.board_types import require_board_type
 from farm.measure.blocking import BlockingSession
 from farm.processes.machine import name_coordinator
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services import probe_rules
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings

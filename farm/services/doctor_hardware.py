@@ -26,7 +26,7 @@ from farm.crew import calibration
 from farm.errors import BoardUnsafeError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.blocking import BlockingSession
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services.checks import Doubt, Work
 
 # Entries tested of each clock's table, its ends among them: enough to see a driver round, few enough to be quick.

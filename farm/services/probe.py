@@ -32,7 +32,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.inventory.board_types import BoardType
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services import probe_rules
 from farm.services.probe_rules import MOST_AT_ONCE, Finding
 from farm.store import Store

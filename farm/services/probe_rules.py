@@ -16,7 +16,7 @@ from device_agent.protocol import Description, Outcome, SensorInfo, Status, form
 from farm.crew.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, fit_factor
 from farm.crew.calibration import find_drift as find_drift_of_runs
 from farm.crew.health import HealthLimits, Kind
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.types.documents import BoardInfo
 from farm.values import Health, State
 

@@ -15,7 +15,7 @@ from farm.crew.calibration import KERNEL_FOLDER
 from farm.crew.crew import Crew
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_rules import ProbePast, note_report, plan_probes
 from farm.settings import Settings

@@ -56,7 +56,7 @@ class Rack:
         """Forget what earlier faults made of the board's health, as an operator would who caused them."""
         if self.row(name)["health"] != "good":
             # A probe may have passed meanwhile; then there is nothing to clear.
-            cleared = self.home.run("board", "release", name, "--reason", "it was a test")
+            cleared = self.home.run("board", "release", name, "--why", "it was a test")
             assert cleared.code == 0 or self.row(name)["health"] == "good", cleared.err
 
     def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:

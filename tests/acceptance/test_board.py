@@ -47,7 +47,7 @@ def test_orders_are_kept_with_who_gave_them_and_why(home: Home) -> None:
         ("clear", "", "suspect"),
         ("retire", "sold", "retired"),
     ):
-        done = home.run("board", order, "b1", "--reason", reason)
+        done = home.run("board", order, "b1", "--why", reason)
         assert done.code == 0, done.err
         document = home.run("board", "show", "b1", "--json").json()
         assert document["health"] == health
@@ -62,7 +62,7 @@ def test_a_board_is_replaced_under_its_name(home: Home) -> None:
     old, new = ("SHA256:" + letter * 43 for letter in "AB")
     key = ("--board-type", "jetson-nano", "--ssh", "root@10.0.0.5", "--host-key", old)
     assert home.run("board", "add", "nano-01", *key).code == 0
-    done = home.run("board", "replace", "nano-01", "--host-key", new, "--serial", "1421", "--reason", "burnt out")
+    done = home.run("board", "replace", "nano-01", "--host-key", new, "--serial", "1421", "--why", "burnt out")
     assert done.code == 0, done.err
     document = home.run("board", "show", "nano-01", "--json").json()
     assert (document["transport"]["host_key"], document["labels"]["serial"]) == (new, "1421")

@@ -51,7 +51,7 @@ class Operator:
             self.resumed += 1
         for name in self._table.list_fallen():
             if name not in self._typed:
-                self._typed[name] = self._home.start("board", "release", name, "--reason", "it was killed by a test")
+                self._typed[name] = self._home.start("board", "release", name, "--why", "it was killed by a test")
                 self.cleared += 1
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a sweep's result: `farm sweep show --out report`, `export` and `compare` on a store that holds two sweeps."""
+"""What becomes of a sweep's result: `farm sweep show` and `export` on a store that holds two sweeps."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_campaign_is_submitted_to_the_api(farm: Home) -> None:
 def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
     """At 1280, 800 and 400 px nothing scrolls sideways, each cell has its column's name and charts can be read."""
     reason = "the fan is replaced and its heat sink is glued on again, which takes until tomorrow at noon"
-    assert farm.run("board", "hold", "nano-6", "--reason", reason).code == 0
+    assert farm.run("board", "hold", "nano-6", "--why", reason).code == 0
     note_artifact(pathlib.Path(farm.environment["FARM_HOME"]), write(farm.path / "tiny-cnn", verified=verified()))
     [(workload,)] = farm.rows("SELECT workload FROM campaign_workloads LIMIT 1")
     campaign, sweep, record = "/campaigns/vision", "/sweeps/1", f"/records/{workload}"

@@ -37,7 +37,7 @@ from farm.models.zoo import ZOO
 from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
 from farm.search import gpus, target, tvm_env
-from farm.search.build import builder, lowering
+from farm.search.codegen import builder, lowering
 from farm.virtual import gpu_driver, gpu_time
 from tests.gpu import check
 from tests.integration import test_gpu_families as families

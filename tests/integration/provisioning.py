@@ -30,7 +30,7 @@ from farm.provision.bundle import Bundle, write_bundle
 from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle, find_agent_source, pack_agent
 from farm.provision.layout import AgentOptions, Layout
 from farm.provision.plan import BoardReport, StepStatus
-from farm.search.build import golden
+from farm.search.codegen import golden
 from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from farm.campaign.engine.builds import BuildFarm
 from farm.search import tvm_env
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 
 tvm = tvm_env.load()
 

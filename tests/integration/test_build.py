@@ -22,8 +22,8 @@ from farm.campaign.engine.ray_compilers import RayCompiler
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
 from farm.search import target, tvm_env
-from farm.search.build import builder
-from farm.search.build.build_pool import BuildPool, BuildResult
+from farm.search.codegen import builder
+from farm.search.codegen.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 tvm = tvm_env.load()

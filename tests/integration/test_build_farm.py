@@ -20,7 +20,7 @@ from farm.campaign.engine.builds import BuildFarm
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UsageError
 from farm.search import target
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from tests.integration.small_builds import TIMEOUT_S, collect, make_module
 

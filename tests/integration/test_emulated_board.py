@@ -32,7 +32,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import tvm_env
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates

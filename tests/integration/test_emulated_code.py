@@ -81,7 +81,7 @@ def built(
     from farm.models.inputs import read_inputs, resolve_inputs
     from farm.models.source import resolve_model
     from farm.search import tvm_env
-    from farm.search.build import builder
+    from farm.search.codegen import builder
     from farm.search.default_schedule import find_default
     from farm.search.target import host_target, make_target
     from farm.search.workloads import prepare_model
@@ -146,7 +146,7 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
     """Also with the extremes of bytes, in panels or not: the best predicted plan and some that are drawn."""
     from farm.inventory.board_types import require_board_type
     from farm.search import cores, tvm_env
-    from farm.search.build import builder
+    from farm.search.codegen import builder
     from farm.search.families.rule import read_outlook
     from farm.search.graph import dots
     from tests.integration.test_emulated_families import list_products_of_bytes

@@ -15,7 +15,7 @@ from farm.gpu import code
 from farm.inventory.board_types import require_board_type
 from farm.report import explain_page
 from farm.search import default_schedule, gpus, traces, tvm_env
-from farm.search.build import printing
+from farm.search.codegen import printing
 from farm.search.families import words
 from farm.search.workloads import prepare_model
 from farm.store import Store

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.search import cores, default_schedule, tvm_env, workloads
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.dense import PAD_ALL, PAD_SKEWED
 from farm.search.families.elementwise import Elementwise

@@ -15,7 +15,7 @@ import pytest
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env
-from farm.search.build import builder, lowering
+from farm.search.codegen import builder, lowering
 from farm.search.families import rule
 from farm.search.graph import channel_padding
 from farm.virtual import gpu_driver

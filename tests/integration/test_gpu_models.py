@@ -29,7 +29,7 @@ from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.virtual import gpu_driver
 from tests.integration.conftest import Agent, wait_until
 from tests.unit import artifacts

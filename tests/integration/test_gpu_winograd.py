@@ -15,7 +15,7 @@ import pytest
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env, workloads
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import algorithms, pipeline, winograd

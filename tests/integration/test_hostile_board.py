@@ -39,7 +39,7 @@ from farm.measure import session as farm_session
 from farm.measure.arrays import pack_arrays
 from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
-from farm.search.build.golden import GoldenKernels
+from farm.search.codegen.golden import GoldenKernels
 from farm.services.probe import Prober
 from farm.store import Store
 from farm.values import Ssh

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from farm.search import cores, tvm_env
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.families import facts, rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
 from farm.search.families.depthwise import PAD_NONE

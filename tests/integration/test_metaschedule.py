@@ -29,7 +29,7 @@ from farm.errors import UnavailableError, UsageError
 from farm.metaschedule.compilers import Compilers
 from farm.metaschedule.runner import MeasuredLately, recent
 from farm.search import tvm_env
-from farm.search.build.build_pool import ChildCompiler
+from farm.search.codegen.build_pool import ChildCompiler
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Trial

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import ModelRefusedError, UsageError
 from farm.models.reference import open_session
 from farm.search import target, tvm_env
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.graph import importer, pipeline, pipelines
 from farm.search.workloads import prepare_model
 

@@ -158,7 +158,7 @@ def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Pa
         store.leases.acquire("a", "bob@lab", "a look")
         refused = home.call("board", "power", "a", "off", LOGNAME="ann")
         assert (refused.code, "leased by bob@lab" in refused.err) == (3, True), refused.err
-        done = home.call("board", "power", "a", "off", "--force", "--reason", "moved", LOGNAME="ann")
+        done = home.call("board", "power", "a", "off", "--force", "--why", "moved", LOGNAME="ann")
         assert done.code == 0, done.err
         board = store.boards.require("a")
         assert (board.health, board.lease) == ("maintenance", None)

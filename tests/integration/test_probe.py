@@ -22,7 +22,7 @@ from farm.crew.crew import Crew
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.inventory.board_types import load_board_types
 from farm.measure.blocking import BlockingSession
-from farm.search.build.golden import GoldenKernels, plan_target
+from farm.search.codegen.golden import GoldenKernels, plan_target
 from farm.services.probe import Prober, ProbeReport
 from farm.settings import Settings
 from farm.store import Store

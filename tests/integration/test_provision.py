@@ -24,7 +24,7 @@ from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.plan import ProvisioningOutcome, StepReport, StepStatus
-from farm.search.build.golden import GoldenKernels
+from farm.search.codegen.golden import GoldenKernels
 from tests.integration.conftest import Tracker, wait_until
 from tests.integration.provisioning import (
     BROKEN,

@@ -20,7 +20,7 @@ from farm.campaign.engine import ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.errors import UnavailableError
 from farm.search import target
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from tests.integration import ray_cluster
 from tests.integration.small_builds import TIMEOUT_S, make_module

@@ -80,7 +80,7 @@ def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:
     assert home.call(*reserve, "--wait", "1s", LOGNAME="bob").code == 3
     assert home.call("board", "release", "a", LOGNAME="bob").code == 2
     assert home.call("board", "release", "a", LOGNAME="ann").code == 0
-    done = home.call("board", "release", "a", "--force", "--reason", "night", LOGNAME="bob")
+    done = home.call("board", "release", "a", "--force", "--why", "night", LOGNAME="bob")
     assert "has no holder" in done.out
     events = home.call("board", "show", "a", "--json").json()["events"]
     assert [event["by"].partition("@")[0] for event in events[-2:]] == ["ann", "ann"]

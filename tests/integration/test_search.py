@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import target, tvm_env, workloads
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.search.graph import importer, pipeline, pipelines
 from farm.search.tuners.tasks import Candidate
 from farm.values import Workload, operator_kind

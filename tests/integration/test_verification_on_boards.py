@@ -21,8 +21,8 @@ from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import target, tvm_env, workloads
-from farm.search.build import builder
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen import builder
+from farm.search.codegen.build_pool import BuildResult
 from farm.search.graph import importer, pipeline, pipelines
 from farm.search.tuners.tasks import Candidate
 from farm.selection.tie import TieRule

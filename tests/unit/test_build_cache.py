@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from farm.search.build import build_cache
-from farm.search.build.build_cache import BuildCache, build_key
+from farm.search.codegen import build_cache
+from farm.search.codegen.build_cache import BuildCache, build_key
 
 TARGET = {"kind": "llvm", "num-cores": 4}
 

@@ -11,8 +11,8 @@ import pytest
 
 from device_agent.protocol import Status
 from farm.errors import TransientError
-from farm.search.build import build_pool
-from farm.search.build.build_pool import BuildPool, BuildResult
+from farm.search.codegen import build_pool
+from farm.search.codegen.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 

@@ -18,7 +18,7 @@ from farm.campaign.engine.state import ENGINE
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
 from farm.connectivity.services import SERVICES
 from farm.processes import children, home_log
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.store import Store
 from farm.web import access, tokens
 

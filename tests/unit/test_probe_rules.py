@@ -12,7 +12,7 @@ from device_agent.protocol import Description, Evidence, Outcome, SensorInfo, St
 from farm.crew.health import Kind
 from farm.errors import UnavailableError
 from farm.inventory.board_types import load_board_types
-from farm.search.build import golden
+from farm.search.codegen import golden
 from farm.services import probe_rules
 
 DESCRIPTION = Description(

@@ -20,7 +20,7 @@ from farm.campaign.verify.verification import Verification
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.search.families.family import MARK
 from farm.selection.rounds import SECOND_BOARD_WAIT_S, Contest
 from farm.selection.tie import TieRule

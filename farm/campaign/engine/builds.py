@@ -1,6 +1,6 @@
 """Builds for all campaigns, on all machines that Ray has: each module is compiled once, and libraries are cached.
 
-Each machine has a pool of compilers (`farm.search.build.build_pool`). Here is what they share: the queue, who waits
+Each machine has a pool of compilers (`farm.search.codegen.build_pool`). Here is what they share: the queue, who waits
 for a build, the order of dispatch, when compilers of a cluster are requested and released, and what a dead
 compiler or machine means.
 """
@@ -23,8 +23,8 @@ from farm.campaign.engine.ray_compilers import CompilerDemand, RayCompiler
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.closing import Closing
 from farm.errors import UnavailableError
-from farm.search.build.build_cache import BuildCache, build_key, compiler_versions
-from farm.search.build.build_pool import BuildPool, BuildResult
+from farm.search.codegen.build_cache import BuildCache, build_key, compiler_versions
+from farm.search.codegen.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 # A module that took two compilers down is to blame; one may be an accident.

@@ -36,7 +36,7 @@ from farm.campaign.scheduler.state import Assignment, CampaignEntry, Job, Schedu
 from farm.campaign.scheduler.state import Status as CampaignStatus
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.search.tuners.tasks import Candidate
 from farm.settings import Settings
 from farm.store import Store

@@ -25,7 +25,7 @@ import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
-from farm.search.build import builder
+from farm.search.codegen import builder
 from farm.settings import find_folders
 
 _CONSTANTS, _UTILS = "_private.ray_constants", "_private.utils"

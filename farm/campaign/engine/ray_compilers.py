@@ -16,8 +16,8 @@ import ray
 
 from farm.campaign.engine import ray_calls
 from farm.processes.calls import Calls
-from farm.search.build import build_pool
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen import build_pool
+from farm.search.codegen.build_pool import BuildResult
 
 # The pause after a requested compiler ended before it had a machine.
 _AGAIN_S = 5.0

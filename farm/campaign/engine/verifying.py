@@ -27,7 +27,7 @@ from farm.errors import FarmError
 from farm.processes.calls import Calls
 from farm.processes.jobs import TIMEOUT_S, JobProcess, ProcessEndedError, take
 from farm.search import tvm_env
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order

@@ -33,7 +33,7 @@ from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.measure.arrays import read_arguments
 from farm.search import gpus
-from farm.search.build.build_pool import BuildResult
+from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from farm.types.campaigns import Order, TypeOrder
 from farm.values import UNTUNED, Workload

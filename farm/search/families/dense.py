@@ -239,7 +239,7 @@ class Dense:
 
     @staticmethod
     def _fetches(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> bool:
-        """Say whether tiles that share a weight block prefetch the next, see `farm.search.build.prefetch`."""
+        """Say whether tiles that share a weight block prefetch the next, see `farm.search.codegen.prefetch`."""
         sharing = area // (plan["pixels"] * plan["rows"])
         if plan["order"] == ROWS_OUTSIDE:
             sharing = facts.pixels[-1].extent // plan["pixels"] if len(facts.pixels) > 1 else 1

@@ -101,7 +101,7 @@ class Depthwise:
         lies = plan["pad"] == PAD_NONE
         shared = plan["unroll"] == UNROLL_KERNEL and (core.lane_fma or not lies)
         read = high if shared else rows * facts.sums[0].extent
-        # On Arm, interior tiles have no bounds checks (`farm.search.build.borders`).
+        # On Arm, interior tiles have no bounds checks (`farm.search.codegen.borders`).
         compared = read * _COMPARISON_CYCLES if lies and not core.lane_fma else 0.0
         loads = (min(wide * read, rows * pixels * kernel) + kernel) * registers
         products = tile * kernel

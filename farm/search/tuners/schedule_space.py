@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import Trace
 
 from farm.errors import InternalError
 from farm.search import gpus, traces, tvm_env, workloads
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction, read_mark
 from farm.search.graph.pipelines import is_canonical

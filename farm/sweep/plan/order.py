@@ -211,7 +211,7 @@ class SweepPreview:
     visits: int | None
 
     def to_dict(self, order: SweepOrder) -> dict[str, Any]:
-        """Return what `farm sweep run --dry-run --json` prints; `points` and `visits` are upper bounds, None where unknown."""
+        """Return what `--dry-run --json` prints; `points` and `visits` are upper bounds, None where unknown."""
         return {
             "model": order.model,
             "board_type": self.board_type.name,

@@ -22,7 +22,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from device_agent.protocol import Status
 from farm import linker
 from farm.errors import CodeRefusedError, FarmError
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
 

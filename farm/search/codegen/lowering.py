@@ -21,7 +21,7 @@ from tvm_ffi import register_global_func, remove_global_func
 from farm.errors import FarmError
 from farm.gpu.code import Made, make_code
 from farm.search import gpus
-from farm.search.build import accumulators, borders, prefetch, rows
+from farm.search.codegen import accumulators, borders, prefetch, rows
 from farm.search.cores import find_core
 from farm.search.families.expressions import rewrite, walk
 from farm.search.families.facts import is_small

@@ -11,7 +11,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from farm.errors import UsageError
 from farm.search import gpus, traces
-from farm.search.build import lowering
+from farm.search.codegen import lowering
 from farm.search.target import make_code_target, make_target
 
 # What can be printed, and TVM's name of it for CPUs; None: the farm's own.

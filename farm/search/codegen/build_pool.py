@@ -20,8 +20,8 @@ from farm.errors import FarmError
 from farm.processes.calls import Calls
 from farm.processes.jobs import JobProcess, ProcessEndedError
 from farm.search import tvm_env
-from farm.search.build import builder
-from farm.search.build.build_cache import compiler_versions
+from farm.search.codegen import builder
+from farm.search.codegen.build_cache import compiler_versions
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 
