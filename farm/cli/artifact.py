@@ -14,8 +14,6 @@ from farm.units import format_bytes, format_minute
 _OPTIONS = {
     "model": Annotated[str, typer.Option("--model", metavar="TEXT", help="Only models whose name contains this.")],
     "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
-    "device": Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Only this device.")],
-    "weights": Annotated[str, typer.Option("--weights", metavar="float32|bf16|fp16", help="Only these weights.")],
     "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
     "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
 }

@@ -166,7 +166,6 @@ _EVENTS = 30
 @output.command
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
-    events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
 ) -> output.Document:
     """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
     with options.open_store() as store:
@@ -179,7 +178,7 @@ def show(
         yield board_calibration.to_document(board, calibration, happened)
         _print_board(board, calibration)
         output.stdout.print()
-        _print_events(happened, events)
+        _print_events(happened, _EVENTS)
 
 
 def _show_type(name: str) -> output.Document:
@@ -204,7 +203,7 @@ def _print_events(events: list[documents.BoardEvent], newest: int) -> None:
         empty="nothing has happened to it yet",
     )
     if len(events) > newest:
-        output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
+        output.stderr.print(f"the newest {newest} of {len(events)} events; --json has all")
 
 
 def _print_board(board: documents.BoardInfo, calibration: Calibration | None) -> None:

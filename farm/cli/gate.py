@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -49,9 +49,6 @@ def gate(
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Make this the baseline, instead of comparing with it.")
     ] = False,
-    undecided: Annotated[
-        Literal["fail", "pass"], typer.Option("--undecided", help="Exit code where the intervals overlap.")
-    ] = "fail",
     operating_point: Annotated[
         str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN.")
     ] = "default",
@@ -104,7 +101,7 @@ def gate(
                 latency_s = parts[-1]["candidate"]["latency_s"]["median"]
                 gates.keep_baseline(baseline, candidate, operating_point, latency_s)
     verdict = gates.find_worst([part["verdict"] for part in parts])
-    document = {"model": model, "baseline": str(baseline), "written": write_baseline, "undecided": undecided}
+    document = {"model": model, "baseline": str(baseline), "written": write_baseline, "undecided": "fail"}
     document |= {"verdict": verdict, "boards": parts}
     if junit is not None:
         junit.write_text(gate_page.write_junit(document), encoding="utf-8")
@@ -112,8 +109,8 @@ def gate(
         with summary.open("a", encoding="utf-8") as file:  # GITHUB_STEP_SUMMARY has what earlier steps wrote
             file.write(gate_page.write_summary(document))
     error = None
-    if verdict == gates.FAIL or (verdict == gates.UNDECIDED and undecided == "fail"):
-        hint = "" if verdict == gates.FAIL else "--undecided pass lets that pass."
+    if verdict == gates.FAIL or verdict == gates.UNDECIDED:
+        hint = "" if verdict == gates.FAIL else "The intervals overlap: more runs decide."
         error = PermanentError(gate_page.explain(document), hint)
     yield output.Failed(document, error)
     if rows := gate_page.list_findings(document):

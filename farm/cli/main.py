@@ -29,7 +29,6 @@ EXAMPLES: Mapping[str, str] = json.loads(Path(__file__).with_name("examples.json
 # Option names of earlier versions: accepted and not shown.
 FORMER: Mapping[str, Mapping[str, str]] = {
     "board add": {"type": "board-type"},
-    "bundle build": {"output": "out"},
     "model compile": {"labels": "classes"},
     "sweep export": {"key": "operating-point"},
 }
@@ -78,7 +77,7 @@ def translate(error: Any) -> UsageError:
 
 def find_former(words: Sequence[str]) -> UsageError | None:
     """Return the error for a line that begins with a command of an earlier version."""
-    for count in (2, 1):
+    for count in (3, 2, 1):
         if new := FORMER_COMMANDS.get(old := " ".join(words[:count])):
             return UsageError(f"`farm {old}` is `farm {new}` now", f"`farm {new.split(' --')[0]} --help` shows how.")
     return None

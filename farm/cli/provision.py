@@ -53,7 +53,6 @@ def provision(
         bool, typer.Option("--uninstall", help="Remove everything that this command installed.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Number of boards at a time.")] = 8,
     accept_host_key: first_contact.Accept = None,
 ) -> output.Document:
     """Install or update the agent on boards. Goes over SSH and proves that the agent works. Safe to run again."""
@@ -79,7 +78,7 @@ def provision(
             _show_step,
         )
         if going:
-            reports |= {report.board: report for report in boards.provision_boards(going, job, jobs)}
+            reports |= {report.board: report for report in boards.provision_boards(going, job)}
         notes = proof.record_health(
             [r.board for r in reports.values() if r.outcome is plan.ProvisioningOutcome.PROVISIONED]
         )

@@ -16,7 +16,6 @@ from farm.cli.campaign_options import CampaignScreen
 from farm.inventory import board_types
 from farm.quickstart import run as job
 from farm.report import quickstart_page
-from farm.search.graph import pipelines
 from farm.units import seconds_scale
 
 # The wait for another farm that measures on this machine; its campaign may take hours.
@@ -38,7 +37,6 @@ def quickstart(
         "quickstart-report"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
-    exact: options.Exact = False,
     sweep: Annotated[
         bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")
     ] = True,
@@ -60,7 +58,7 @@ def quickstart(
             request = job.QuickstartRequest(
                 source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
             )
-            kind = pipelines.make_exact(board_types.require_board_type("local"), exact)
+            kind = board_types.require_board_type("local")
             document = job.run(request, settings, store, kind, screen)
         finally:
             screen.close()

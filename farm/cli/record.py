@@ -27,6 +27,8 @@ app = typer.Typer(help="Records: the best verified trial of each workload.", no_
 app.command("export")(record_exchange.export)
 app.command("import")(record_exchange.import_)
 
+# The forms of a record's code: of any, of a CPU record, of a GPU record.
+_FORMS = ("tir", "llvm", "asm", "cuda", "ptx")
 # The note on a virtual board's record whose code is not the board's.
 _NATIVE = (
     "code of a simulating machine, timed on that machine (versions 0.1 and 0.2): it says nothing of the board and "
@@ -64,11 +66,9 @@ def show_record(
     top: Annotated[
         int, typer.Option("--top", metavar="N", help="Show the N fastest candidates instead, verified or not.")
     ] = 0,
-    tir: Annotated[bool, typer.Option("--tir", help="Print the scheduled function instead.")] = False,
-    llvm: Annotated[bool, typer.Option("--llvm", help="Print LLVM's code of a CPU record instead.")] = False,
-    asm: Annotated[bool, typer.Option("--asm", help="Print the assembly of a CPU record instead.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="Print the CUDA C of a GPU record instead.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of a GPU record instead.")] = False,
+    code: Annotated[
+        str, typer.Option("--code", metavar="|".join(_FORMS), help="Print the code of one record in this form instead.")
+    ] = "",
 ) -> output.Document:
     """Show all records of a workload, its fastest candidates or the code of one record.
 
@@ -77,10 +77,8 @@ def show_record(
     if top:
         yield from _show_best(workload, board_type, operating_point, top, simulated)
         return
-    given = {"tir": tir, "llvm": llvm, "asm": asm, "cuda": cuda, "ptx": ptx}
-    forms = [form for form, wanted in given.items() if wanted]
-    if len(forms) > 1:
-        raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other", "Give one of them.")
+    if code and code not in _FORMS:
+        raise UsageError(f"--code {code!r} is unknown", f"Known: {', '.join(_FORMS)}.")
     kind = board_types.require_board_type(board_type).name if board_type else None
     wanted = RecordCriteria(board_type=kind, operating_point=operating_point or None, simulated=simulated or None)
     with options.open_store() as store:
@@ -88,8 +86,8 @@ def show_record(
         about = store.workloads.fetch_by_hash([key])[key]
         records = store.records.fetch(**wanted | RecordCriteria(workloads=[key]))
         codes = record_document.name_codes(store, records)
-    if forms:
-        yield from _print_code(about, records, forms[0])
+    if code:
+        yield from _print_code(about, records, code)
         return
     yield record_document.make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about.arguments)
@@ -171,7 +169,7 @@ def _show_best(workload: str, board_type: str, operating_point: str, top: int, s
 
 @app.command("prune")
 @output.command
-@filtered
+@record_exchange.chosen
 def prune(
     wanted: record_document.Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,

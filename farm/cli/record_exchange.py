@@ -43,10 +43,13 @@ _ALL: dict[str, Any] = {
 
 
 filtered = options.spread("wanted", record_document.Filters, _ALL)
+# For commands that act on records: what one chooses by.
+_FEW = ("workload", "board_type", "until", "campaign", "imported", "simulated")
+chosen = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _FEW})
 
 
 @output.command
-@filtered
+@chosen
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR|FILE.json.gz", help="Folder or file to write.")],
     wanted: record_document.Filters,
@@ -78,12 +81,6 @@ def import_(
     ],
     board_type: BoardType = "",
     operating_point: Point = DEFAULT_POINT,
-    pipeline: Annotated[
-        str,
-        typer.Option(
-            "--pipeline", metavar="NAME", help="Graph pipeline that the modules of MetaSchedule's files went through."
-        ),
-    ] = "script",
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
 ) -> output.Document:
     """Take in records from elsewhere. Those that were verified here stay; the next campaign tries theirs.
@@ -94,7 +91,7 @@ def import_(
     if ("://" in source and not source.startswith(("http://", "https://"))) or folder.suffix == ".db":
         yield from _merge(source, board_type, simulated)
     elif folder.is_dir() and exchange.read_folder(folder) is None:
-        yield from _import_trials(folder, board_type, operating_point, pipeline, simulated)
+        yield from _import_trials(folder, board_type, operating_point, simulated)
     elif board_type:
         raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
     else:
@@ -105,14 +102,12 @@ def import_(
         yield from _tell(taken)
 
 
-def _import_trials(
-    folder: Path, board_type: str, operating_point: str, pipeline: str, simulated: bool
-) -> output.Document:
+def _import_trials(folder: Path, board_type: str, operating_point: str, simulated: bool) -> output.Document:
     """Take in MetaSchedule's own two files, which do not say where they were measured."""
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
     kind = board_types.require_board_type(board_type).name
-    workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline=pipeline)
+    workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline="script")
     with options.open_store() as store:
         about = {"origin": {"source": str(folder.absolute()), "by": machine.name_user()}}
         number = store.campaigns.start("farm record import", folder.name, "", kind, 0, about)

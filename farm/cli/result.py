@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Results: what `farm model bench`, `run` and `evaluate` measured.", no_args_is_help=True)
 
-_MOST = 10_000
+_MOST, _SHOWN = 10_000, 50
 _Result = Annotated[int, typer.Argument(metavar="ID", min=0, help="Number of a result; `farm result list` has them.")]
 _Other = Annotated[int | None, typer.Argument(metavar="[OTHER]", min=0, help="Number of another result.")]
 _Model = Annotated[str, typer.Option("--model", metavar="MODEL", help="Only results of this model.")]
@@ -57,13 +56,12 @@ def list_results(
     model: _Model = "",
     board_type: _BoardType = "",
     kind: _Kind = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="Largest number shown.")] = 50,
 ) -> output.Document:
     """List kept results, the newest first."""
     if kind and kind not in RESULT_KINDS:
         raise UsageError(f"--kind {kind[:40]!r} is unknown", f"Known: {', '.join(RESULT_KINDS)}.")
     with options.open_store_to_show() as store:
-        found = store.results.fetch(kind=kind, model=model, board_type=_read_type(board_type), limit=limit)
+        found = store.results.fetch(kind=kind, model=model, board_type=_read_type(board_type), limit=_SHOWN)
     yield [each._asdict() for each in found]
     rows = []
     for each in found:
@@ -95,37 +93,28 @@ def show(
     result: _Result,
     other: _Other = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
-    per_hour: _PerHour = "",
-    per_kwh: _PerKwh = "",
-    battery: _Battery = "",
 ) -> output.Document:
-    """Show a result: every program, and what a million inferences cost. With OTHER: compare two, program by program.
+    """Show a result: every program. With OTHER: compare two, program by program.
 
     Judged where only latencies differ; a tie where intervals allow it.
     """
     if other is not None:
         yield from _compare(result, other, mixed)
         return
-    costs = results.read_costs(per_hour, per_kwh, battery)
     with options.open_store_to_show() as store:
         found = store.results.require(result)
     figures = results.list_figures(found)
-    priced = [{"per_million": costs.price(each), "per_battery": costs.count(each)} for each in figures]
-    yield {**found._asdict(), "currency": costs.currency, "costs": priced}
+    yield found._asdict()
     heads = ["Code", "Precision", "Batch", "Latency (ms)", "95 % CI", "FPS", "Energy (mJ)", "Size"]
     scored = [name for name in results.SCORES if any(name in each.scores for each in figures)]
     heads += [results.SCORES[name] for name in scored]
-    heads += [f"{costs.currency} per million"] * bool(costs.currency) + ["Per battery"] * (costs.battery_j is not None)
     rows: list[tuple[Any, ...]] = []
     for each in figures:
-        price, count = costs.price(each), costs.count(each)
         row = [each.code, each.precision, each.batch, results.say_latency(each)]
         row += [f"{each.low_s * 1e3:.3f} – {each.high_s * 1e3:.3f}", f"{each.fps:,.1f}"]
         row += [None if each.energy_j is None else format_number(each.energy_j * 1e3)]
         row += [None if each.size is None else format_bytes(each.size)]
         row += [results.say_score(name, each.scores[name]) if name in each.scores else None for name in scored]
-        row += [None if price is None else f"{price:,.2f}"] * bool(costs.currency)
-        row += [None if count is None else f"{count:,.0f}"] * (costs.battery_j is not None)
         rows.append(tuple(row))
     tables.print_table(heads, rows, left=(0, 1))
     when = format_minute(found.recorded_at)
@@ -176,7 +165,6 @@ def show_matrix(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the page, Markdown, CSV and the chart.")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV in place of a table.")] = False,
     board_type: _BoardType = "",
     per_hour: _PerHour = "",
     per_kwh: _PerKwh = "",
@@ -205,9 +193,6 @@ def show_matrix(
         "currency": costs.currency,
         "report": paths,
     }
-    if csv:
-        sys.stdout.write(matrix.write_csv(cells, costs))
-        return
     heads, rows = matrix.list_columns(cells, costs)
     left = [heads.index(each) for each in ("Model", "Precision", "Board", "Best rival") if each in heads]
     spare = [each for each in ("Batch", "Best rival", "FPS", "Precision") if each in heads]

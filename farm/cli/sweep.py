@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +78,6 @@ class Asked:
     budget_points: Annotated[
         int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
     ] = None
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")] = 1
     window: Annotated[
         str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
     ] = "5s"
@@ -108,7 +106,6 @@ class Asked:
             self.mem_freqs,
             self.power_modes,
             read_duration_s("--window", self.window, "500ms, 5s"),
-            repeat=self.repeat,
             exhaustive=self.exhaustive,
             budget_points=self.budget_points,
             device=self.device,
@@ -119,30 +116,45 @@ class Asked:
 @output.command
 @options.spread("asked", Asked)
 def run(
-    model: options.Model,
     asked: Asked,
-    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="An ONNX or TFLite file, or a name of the zoo.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Out = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say which points and visits, and how long; takes no board.")
     ] = False,
+    resume: Annotated[
+        int | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted sweep instead.")
+    ] = None,
 ) -> output.Document:
     """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
+    if out is not None:
+        places.require_room(out)
+    if resume is not None:
+        yield from _resume(resume, out)
+        return
+    if not model:
+        raise UsageError("which model?", "Say: farm sweep run MODEL --board NAME; or --resume ID.")
     goal, named = asked.read_goal()
     asked.require_board()
     if dry_run:
         yield from _preview(model, asked, goal, named)
         return
-    if out is not None:
-        places.require_room(out)
-    order = dataclasses.replace(asked.read_order(model), ambient_c=_read_ambient(ambient))
+    order = asked.read_order(model)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         kind, name = on_board.choose_board(store, asked.board_type, asked.board)
         where = plan_order.SweepPlace(kind.name, name, asked.boards, wait_s)
         sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
+        yield from _finish(store, sweep, out)
+
+
+def _resume(sweep: int, out: Path | None) -> output.Document:
+    """Go on with a sweep from the visits that it holds."""
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        runner.resume_sweep(sweep, settings, store, output.note)
         yield from _finish(store, sweep, out)
 
 
@@ -154,18 +166,6 @@ def _preview(model: str, asked: Asked, goal: values.Goal, named: bool) -> output
     yield found.to_dict(order)
     for line in plan_order.describe(found, order):
         output.say(line)
-
-
-@app.command("resume")
-@output.command
-def resume(sweep: Sweep, out: Out = None) -> output.Document:
-    """Resume an interrupted sweep. Goes on from the visits that it holds."""
-    if out is not None:
-        places.require_room(out)
-    settings = farm_settings.load()
-    with options.open_store(settings) as store:
-        runner.resume_sweep(sweep, settings, store, output.note)
-        yield from _finish(store, sweep, out)
 
 
 @app.command("list")
@@ -271,15 +271,6 @@ def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
         document["report"] = sweep_page.write_sweep_report(document, out)
     yield output.Failed(document, export_document.find_failure(document))
     sweep_table.print_sweep(document)
-
-
-def _read_ambient(text: str) -> float | None:
-    if not text:
-        return None
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(?:°?c)?", text.strip().lower())
-    if not found:
-        raise UsageError(f"--ambient {text!r} is no temperature", "Examples: 23C, 21.5.")
-    return float(found[1])
 
 
 app.command("export")(sweep_report.export)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from farm import units
 from farm.cli import options, output, tables
-from farm.cli.options import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.points import values
 from farm.sweep import rows as sweep_rows
-from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
 from farm.sweep.export import document as export_document
@@ -45,21 +42,15 @@ def export(
         str | None, typer.Option("--variant", metavar="NAME", help="Variant; default: tuned, if there is one.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.")] = None,
-    deadline: Deadline = "",
-    max_power: MaxPower = "",
-    objective: Aim = "",
-    mode_id: Annotated[
-        int | None, typer.Option("--id", metavar="N", min=0, help="ID of the nvpmodel mode; else the first free one.")
-    ] = None,
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
 ) -> None:
     """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
-    document = _fetch(sweep, lambda goal: read_goal(goal, deadline, max_power, objective))
+    document = _fetch(sweep)
     series = _choose_series(document, variant, batch)
     chosen = exporting.choose_point(document, series, rank=pick, key=key)
-    text = _export(chosen, form, mode_id)
+    text = _export(chosen, form)
     if out is None:
         print(text, end="")
     else:
@@ -81,12 +72,10 @@ def compare(one: int, other: int, mixed: bool) -> output.Document:
         _print_pair(pair)
 
 
-def _fetch(sweep: int, change: Callable[[values.Goal], values.Goal] = lambda goal: goal) -> dict[str, Any]:
-    """Return a sweep's document, its picks for its own goal as `change` makes it."""
+def _fetch(sweep: int) -> dict[str, Any]:
+    """Return a sweep's document, with the picks for its own goal."""
     with options.open_store() as store:
-        return export_document.make_document(
-            store, sweep, change(stored.goal_from_dict(store.sweeps.require(sweep).goal))
-        )
+        return export_document.make_document(store, sweep)
 
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
@@ -99,13 +88,11 @@ def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int 
     return best
 
 
-def _export(chosen: exporting.Chosen, form: exporting.ExportForm, mode_id: int | None) -> str:
+def _export(chosen: exporting.Chosen, form: exporting.ExportForm) -> str:
     board_type = board_types.require_board_type(chosen.document["board"]["type"])
-    if form is not exporting.ExportForm.NVPMODEL and mode_id is not None:
-        raise UsageError("--id is for --as nvpmodel")
     match form:
         case exporting.ExportForm.NVPMODEL:
-            return nvpmodel.export_nvpmodel(chosen, board_type, mode_id)
+            return nvpmodel.export_nvpmodel(chosen, board_type)
         case exporting.ExportForm.SH:
             return nvpmodel.export_script(chosen, board_type)
         case exporting.ExportForm.JSON:

@@ -73,7 +73,7 @@ def fetch(model: TrainedModel) -> Path:
 def require(name: str) -> Path:
     """Return the path of a fetched model. Raises UsageError."""
     if not (path := TRAINED[name].path).is_file():
-        raise UsageError(f"the trained model {name} is not here yet", f"`farm model fetch {name}` brings it.")
+        raise UsageError(f"the trained model {name} is not here yet", f"`farm model zoo --fetch {name}` brings it.")
     return path
 
 

@@ -74,7 +74,7 @@ def test_what_a_board_is_decides_what_is_compiled_for_it(
         ("board", "bundle", "--arch", "aarch64", "--out", "file/nano.tar"),
         ("campaign", "run", "gone.yaml", "--compile", "file/models"),
         ("sweep", "run", "tiny-cnn", "--board", "v1", "--out", "file/report"),
-        ("sweep", "resume", "1", "--out", "file/report"),
+        ("sweep", "run", "--resume", "1", "--out", "file/report"),
         ("quickstart", "--model", "tiny-cnn", "--out", "file/report"),
     ],
     ids=lambda words: " ".join(words[:2]),

@@ -86,8 +86,8 @@ def test_wrong_file_changes_nothing(home: Home) -> None:
     """A mistake anywhere in the file is exit code 2 with its line, and no board is registered."""
     path = home.path / "fleet.yaml"
     path.write_text(FLEET + "colour: blue\n")
-    for verb in ("check", "apply"):
-        done = home.run("fleet", verb, str(path))
+    for options in (["--dry-run"], []):
+        done = home.run("fleet", "apply", *options, str(path))
         assert (done.code, done.out) == (2, "")
         assert "fleet.yaml line 3: unknown key colour" in done.err
         assert "Traceback" not in done.err
@@ -192,7 +192,6 @@ vars: {transport: ssh, type: jetson-nano, user: farm, key_file: k}
 hosts: {a: {address: "2001:db8:a:b::1", labels: {x: ":bug: [red]x[/]"}}}
 """
     line = "a: jetson-nano, ssh farm@[2001:db8:a:b::1]:22, x=:bug: [red]x[/]"
-    assert home.run("fleet", "apply", "--dry-run", write_fleet(home, text)).out == f"{line}\n1 board, nothing wrong\n"
     assert home.run("fleet", "apply", write_fleet(home, text)).out == f"+ {line}\n1 added\n"
 
 

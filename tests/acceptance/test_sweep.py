@@ -168,10 +168,10 @@ def test_ctrl_c_ends_at_once_and_the_sweep_goes_on_later(rack: Home) -> None:
     assert "Traceback" not in done.err
     interrupted = newest(rack)
     assert interrupted["state"] == "interrupted"
-    assert f"farm sweep resume {interrupted['sweep']}" in done.err
+    assert f"farm sweep run --resume {interrupted['sweep']}" in done.err
     board = next(row for row in rack.run("board", "list", "--json").json() if row["name"] == PIS[0])
     assert board["lease"] is None
-    resumed = rack.run("sweep", "resume", str(interrupted["sweep"]), "--json")
+    resumed = rack.run("sweep", "run", "--resume", str(interrupted["sweep"]), "--json")
     assert resumed.code == 0, resumed.err
     assert f"{interrupted['visits']} visits are there" in resumed.err
     document = resumed.json()

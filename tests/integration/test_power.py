@@ -166,7 +166,7 @@ def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Pa
         assert home.call("board", "power", "a", "on", LOGNAME="ann").code == 0
         assert store.boards.require("a").health == "suspect"
         assert log.read_text().splitlines() == ["a off a", "a on a"]
-        changes = home.call("audit", "--json").json()
+        changes = home.call("logs", "--changes", "--json").json()
         told = {each["kind"]: each["by"].partition("@")[0] for each in changes if each["kind"].startswith("power_")}
         assert told == {"power_off": "ann", "power_on": "ann"}
         nothing = home.call("board", "power", "b", "cycle")

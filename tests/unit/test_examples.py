@@ -65,7 +65,7 @@ def test_the_workflow_for_ci_runs_what_the_gate_takes(commands: dict[str, Any]) 
 
 def test_former_names_of_options_are_taken_and_not_shown(commands: dict[str, Any]) -> None:
     """Scripts of earlier versions go on; help names the one that there is now."""
-    needed = {"board add": ["x"], "bundle build": [], "model compile": ["m", "--out", "o"]}
+    needed = {"board add": ["x"], "model compile": ["m", "--out", "o"]}
     needed["sweep export"] = ["1", "--as", "sh"]
     assert needed.keys() == main.FORMER.keys()
     for path, former in main.FORMER.items():

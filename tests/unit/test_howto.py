@@ -38,7 +38,7 @@ def test_every_page_and_every_part_is_there() -> None:
         (("model", "verify", "none"), "deploy-a-model"),
         (("record", "show", "none"), "keep-records"),
         (("sweep", "show", "9"), "sweep-clocks"),
-        (("notices"), "watch-the-farm"),
+        (("notices",), "watch-the-farm"),
     ],
 )
 def test_an_error_names_its_page(

@@ -28,7 +28,7 @@ def rows(out: str) -> dict[str, str]:
 
 def test_every_type_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The table names each type with its cores and highest clocks, in one line of 80 columns."""
-    board.list_types()
+    board.list_boards(types=True)
     shown = rows(capsys.readouterr().out)
     assert set(load_board_types()) <= set(shown)
     assert "4× a57, 2× denver2" in shown["jetson-tx2"]
@@ -76,7 +76,7 @@ def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]
     board_types.show(name, json=True)
     document = json.loads(capsys.readouterr().out)
     assert document == load_board_types()[name].model_dump(mode="json", by_alias=True)
-    board.list_types(json=True)
+    board.list_boards(types=True, json=True)
     assert document in json.loads(capsys.readouterr().out)
 
 

@@ -69,7 +69,7 @@ def test_a_model_that_is_not_fetched_says_how(tmp_path: pathlib.Path, monkeypatc
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         resolve_model("nudenet")
-    assert "farm model fetch nudenet" in caught.value.hint
+    assert "farm model zoo --fetch nudenet" in caught.value.hint
 
 
 def test_weights_that_run_code_are_refused() -> None:

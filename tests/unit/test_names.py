@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import sqlite3
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from farm.campaign.submit import clone
-from farm.cli import campaign as commands
 from farm.errors import UsageError
 from farm.inventory.fleet_document import check_labels
 from farm.store import Store
@@ -46,22 +44,6 @@ def test_what_is_a_name_is_one_everywhere(store: Store, name: str) -> None:
     """What one place takes, every other takes too."""
     store.boards.register(name, "jetson-nano", Virtual())
     assert clone(store, "c", name, {}, "op", "campaign clone") == name
-
-
-def test_a_name_in_a_restored_store_is_no_path(
-    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the store holds a campaign of another name, its report needs a folder."""
-    store.close()
-    with sqlite3.connect(tmp_path / "farm.db") as connection:
-        connection.execute("UPDATE fleet_campaigns SET name = '/../../x'")
-    monkeypatch.setenv("FARM_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.parent.rglob("*.html"))
-    with pytest.raises(SystemExit) as caught:
-        commands.report("/../../x")
-    assert caught.value.code == 2
-    assert sorted(tmp_path.parent.rglob("*.html")) == before
 
 
 @pytest.mark.parametrize("labels", [{"Rack 1": "a"}, {"rack": "\x1b[31m"}, {"-": "a"}, {"rack": "x" * 256}])

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import typer.main
+import yaml
 
 from farm import foreign
 from farm.cli import main
@@ -16,7 +22,7 @@ from farm.cli import main
         (["board", "list", "--jsn"], ["there is no option --jsn", "Did you mean --json?"]),
         (["board", "list", "--quux"], ["there is no option --quux", "`farm board list --help` shows how."]),
         (["tune", "mlp", "--trials", "many"], ["--trials: it must be a whole number", "`farm tune --help`"]),
-        (["campaign", "run"], ["FILE is missing", "`farm campaign run --help`"]),
+        (["campaign", "run"], ["which campaign?", "--from OLD"]),
         (["tune", "mlp", "--trials"], ["--trials needs a value"]),
         (["quickstart", "extra"], ["extra is too much"]),
     ],
@@ -57,3 +63,37 @@ def test_a_word_that_is_near_is_offered() -> None:
     """And nothing where none is."""
     assert foreign.suggest("nano-O1", ["nano-01", "tx2-01"]) == "Did you mean nano-01?"
     assert foreign.suggest("zzz", ["nano-01"]) == ""
+
+
+def test_earlier_names_answer_with_the_new_ones() -> None:
+    """Each is an error that names a command which there is now."""
+    whole: Any = typer.main.get_command(main.make_app())
+    for old, new in main.FORMER_COMMANDS.items():
+        error = main.find_former([*old.split(), "--json"])
+        assert error is not None
+        assert f"`farm {old}` is `farm {new}` now" in error.message
+        group = whole
+        for word in new.split(" --")[0].split():
+            group = group.commands[word]
+
+
+def test_commands_and_options_are_few() -> None:
+    """No more than a person can learn; `--json` and `--debug` are every command's."""
+
+    def walk(command: Any) -> Iterator[Any]:
+        children = getattr(command, "commands", None)
+        if children is None or command.invoke_without_command:
+            yield command
+        for child in (children or {}).values():
+            yield from walk(child)
+
+    commands = list(walk(typer.main.get_command(main.make_app())))
+    options = [
+        each.opts
+        for command in commands
+        for each in command.params
+        if each.param_type_name == "option" and not {"--json", "--debug", "--help"} & set(each.opts)
+    ]
+    caps = yaml.safe_load((pathlib.Path(__file__).parent / "caps.yaml").read_text(encoding="utf-8"))
+    assert len(commands) <= caps["commands"]
+    assert len(options) <= caps["options"]

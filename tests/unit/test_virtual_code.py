@@ -53,7 +53,7 @@ def test_where_a_workload_is_held_settles_which_is_meant(home: pathlib.Path) -> 
         store.workloads.save(number, [make_workload("c" * 16, name="dense c")])
         place = ("c" * 16, "dense c", "jetson-tx2", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0)
         store.records.save(Record(*place, simulated=True, trace_json="[]"))
-    for words in (["show", "dense"], ["best", "dense", "--simulated"]):
+    for words in (["show", "dense"], ["show", "dense", "--top", "5", "--simulated"]):
         assert "3 workloads are meant by 'dense'" in CliRunner().invoke(record.app, words).output
         found = CliRunner().invoke(record.app, [*words, "--board-type", "jetson-tx2", "--json"])
         assert "c" * 16 in json.loads(found.stdout).values()

@@ -217,7 +217,7 @@ class SweepSession:
                 )
                 self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
             if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError):
-                self._say(f"`farm sweep resume {sweep}` goes on from here")
+                self._say(f"`farm sweep run --resume {sweep}` goes on from here")
             raise
         state = "voided" if conductor.void else "finished"
         self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
