@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import typer.core
 import typer.main
 
 from farm import foreign
@@ -96,29 +97,50 @@ class _Entry:
     line: str
 
 
-# In the order of `farm --help`: the first day's commands, then others, then nouns.
-_COMMANDS: Mapping[str, _Entry] = {
-    "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
-    "init": _Entry("init", "init", "Write the first files: boards, a campaign, settings."),
-    "doctor": _Entry("doctor", "doctor", "Check every part of the farm, or every hop to a board."),
-    "up": _Entry("services", "up", "Start the farm's services."),
-    "tune": _Entry("tune", "tune", "Tune a model for a board type."),
-    "down": _Entry("services", "down", "End the farm's services."),
-    "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
-    "queue": _Entry("queue", "queue", "Show what waits for boards, why, and who has boards."),
-    "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, what happened, who changed what."),
-    "gate": _Entry("gate", "gate", "Pass or fail a change of a model, against a baseline."),
-    "notices": _Entry("notices", "notices", "Show who hears of what, by a command, a webhook or a URL of Apprise."),
-    "board": _Entry("board", "app", "Boards: register, reach, provision, hold and inspect them."),
-    "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
-    "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
-    "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
-    "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
-    "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
-    "result": _Entry("result", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."),
-    "store": _Entry("store", "app", "The store: back it up, restore, check and prune it."),
-    "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
+# In the order of `farm --help`, below titles.
+_GROUPS: Mapping[str, Mapping[str, _Entry]] = {
+    "The first day": {
+        "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
+        "init": _Entry("init", "init", "Write the first files: boards, a campaign, settings."),
+        "doctor": _Entry("doctor", "doctor", "Check every part of the farm, or every hop to a board."),
+        "up": _Entry("services", "up", "Start the farm's services."),
+        "tune": _Entry("tune", "tune", "Tune a model for a board type."),
+    },
+    "Models": {
+        "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
+        "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
+        "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
+        "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
+        "result": _Entry(
+            "result", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."
+        ),
+        "gate": _Entry("gate", "gate", "Pass or fail a change of a model, against a baseline."),
+    },
+    "Boards": {
+        "board": _Entry("board", "app", "Boards: register, reach, provision, hold and inspect them."),
+        "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
+        "queue": _Entry("queue", "queue", "Show what waits for boards, why, and who has boards."),
+    },
+    "The farm itself": {
+        "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
+        "down": _Entry("services", "down", "End the farm's services."),
+        "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, what happened, who changed what."),
+        "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
+        "notices": _Entry("notices", "notices", "Show who hears of what, by a command, a webhook or a URL of Apprise."),
+        "store": _Entry("store", "app", "The store: back it up, restore, check and prune it."),
+    },
 }
+_COMMANDS = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
+
+
+class _Farm(typer.core.TyperGroup):
+    """`farm --help` in groups. Typer's own need rich markup."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """See `TyperGroup`."""
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, entry.line) for name, entry in group.items()])
 
 
 def make_app(word: str | None = None, *, names_only: bool = False) -> typer.Typer:
@@ -128,6 +150,7 @@ def make_app(word: str | None = None, *, names_only: bool = False) -> typer.Type
     """
     app = typer.Typer(
         name="farm",
+        cls=_Farm,
         help="Tune neural networks on the boards you own.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
