@@ -17,7 +17,7 @@ lazy.install()
 # A user's setting, or that of the process which started this one: it would leave TVM without its compiler.
 os.environ.pop("TVM_USE_RUNTIME_LIB", None)
 
-_API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.api"}
+_API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.optimization"}
 # What docs/stability.md promises.
 __all__ = ["Campaign", "__version__", "campaigns", "optimize"]
 

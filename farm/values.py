@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
@@ -405,53 +405,3 @@ def read_pipeline(pipeline: str) -> tuple[bool, str | None]:
     """Whether a graph pipeline is exact, and its weight type as for `--weights` (None: the model's), by its name."""
     found = re.fullmatch(r"[^-]+(-exact)?(?:-(bf16(?:-all)?|fp16))?", pipeline)
     return (bool(found[1]), found[2]) if found else (False, None)
-
-
-class CampaignState(StrEnum):
-    """The state of a fleet campaign."""
-
-    SUBMITTED = "submitted"  # in the store; no engine has started it
-    RUNNING = "running"
-    CONNECTING = "connecting"  # connecting to its boards
-    WAITING = "waiting"  # none of its boards is available
-    PAUSED = "paused"  # by an operator
-    VERIFYING = "verifying"  # the search is over; finalists are re-measured
-    INTERRUPTED = "interrupted"  # its engine was killed or stopped; it can be resumed
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def over(self) -> bool:
-        """Whether the state is final."""
-        return self in (CampaignState.FINISHED, CampaignState.CANCELLED, CampaignState.FAILED)
-
-
-@dataclasses.dataclass(frozen=True)
-class CampaignStanding:
-    """What Prometheus shows of a campaign and its progress; None: its engine has not reported it."""
-
-    id: int
-    name: str
-    state: str
-    wanted: str
-    models: Sequence[Mapping[str, Any]] | None = None
-    boards: Sequence[Mapping[str, Any]] | None = None
-    eta_s: float | None = None
-    wall_clock_s: float | None = None
-    search_s: float | None = None
-    board_types: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class TrialSums:
-    """Sums over a campaign's trials up to `mark`, in seconds.
-
-    `by_side` counts its search trials (`ok`, or the side at fault). `build_s` and `board_s` are the time of compilers
-    and boards, verification included.
-    """
-
-    mark: int = 0
-    by_side: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    build_s: float = 0.0
-    board_s: float = 0.0

@@ -23,9 +23,10 @@ import numpy as np
 
 from device_agent.protocol import CPU, GPU, Description, Engine, Limits
 from farm.artifacts import compile, make
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.given_model import GivenModel
-from farm.artifacts.manifest import FLOAT32, Artifact
+from farm.artifacts.manifest import FLOAT32
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns

@@ -21,7 +21,8 @@ import numpy as np
 
 from farm import linker
 from farm.artifacts import manifest as manifests
-from farm.artifacts.manifest import Artifact, Manifest, Tensor
+from farm.artifacts.artifact_folder import Artifact
+from farm.artifacts.manifest import Manifest, Tensor
 from farm.errors import UnavailableError, UsageError
 from farm.provision.bundle import open_bundle
 

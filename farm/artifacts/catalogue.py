@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import GPU
-from farm.artifacts import manifest
+from farm.artifacts import artifact_folder, manifest
 from farm.errors import UsageError
 from farm.folders import make_private
 from farm.inventory.board_types import require_board_type
@@ -22,7 +22,7 @@ from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
 _FOLDER = "artifacts"
 
 
-def note_artifact(home: Path, artifact: manifest.Artifact) -> None:
+def note_artifact(home: Path, artifact: artifact_folder.Artifact) -> None:
     """Remember where an artifact is; ignore a failure to write the note."""
     path = str(artifact.folder.absolute())
     with contextlib.suppress(OSError):
@@ -30,13 +30,13 @@ def note_artifact(home: Path, artifact: manifest.Artifact) -> None:
         (home / _FOLDER / hashlib.sha256(path.encode()).hexdigest()[:32]).write_text(path, encoding="utf-8")
 
 
-def list_made_here(home: Path) -> list[manifest.Artifact]:
+def list_made_here(home: Path) -> list[artifact_folder.Artifact]:
     """List the artifacts that still exist, the newest first; remove the notes of others."""
     found = []
     notes = home / _FOLDER
     for note in sorted(notes.iterdir()) if notes.is_dir() else ():
         try:
-            found.append(manifest.open_artifact(Path(note.read_text(encoding="utf-8"))))
+            found.append(artifact_folder.open_artifact(Path(note.read_text(encoding="utf-8"))))
         except (OSError, UnicodeDecodeError):
             continue
         except UsageError:
@@ -56,7 +56,7 @@ class ArtifactFilters:
     verified: bool = False
     simulated: bool = False
 
-    def choose(self, found: Iterable[manifest.Artifact]) -> list[manifest.Artifact]:
+    def choose(self, found: Iterable[artifact_folder.Artifact]) -> list[artifact_folder.Artifact]:
         """Return the selected artifacts in their order. Raises UsageError for an unknown board type."""
         board_type = require_board_type(self.board_type).name if self.board_type else ""
         return [each for each in found if self._is_meant(each.manifest, board_type)]
@@ -72,7 +72,7 @@ class ArtifactFilters:
         )
 
 
-def to_document(artifact: manifest.Artifact) -> dict[str, Any]:
+def to_document(artifact: artifact_folder.Artifact) -> dict[str, Any]:
     """Return what `farm model artifacts --json` prints of one; `latency_s` is the newest measured median, else None."""
     about = artifact.manifest
     newest = about.measured[-1] if about.measured else None

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.given_model import GivenModel, refusing
-from farm.artifacts.manifest import Artifact, Manifest, Verified
+from farm.artifacts.manifest import Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime.lengths import fit
 from farm.artifacts.timing import ordered

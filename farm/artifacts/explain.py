@@ -14,8 +14,9 @@ import tvm
 
 from device_agent.protocol import GPU, START_S
 from farm.artifacts import make
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.given_model import GivenModel
-from farm.artifacts.manifest import Artifact, Manifest, WorkloadServed
+from farm.artifacts.manifest import Manifest, WorkloadServed
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.processes.jobs import compile_in_subprocess

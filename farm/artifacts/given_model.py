@@ -20,8 +20,9 @@ from farm.artifacts.runtime import images, tasks
 from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
 from farm.errors import UsageError
 from farm.models import trained
-from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs, summarise
+from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs
 from farm.models.lengths import Lengths, set_batch, split_shapes
+from farm.models.model_summary import summarise
 from farm.models.source import ModelSource, find_model, resolve_model
 
 Arrays = Mapping[str, Any]

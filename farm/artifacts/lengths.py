@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farm.artifacts import checking
+from farm.artifacts import artifact_folder, checking
 from farm.artifacts import manifest as manifests
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths
@@ -68,7 +68,7 @@ def join_sizes(
             CompiledSize(size=size, library=library, workloads=each.workloads, predicted_latency_s=latency_s)
         )
     changes = {
-        "files": {name: manifests.describe_file(data) for name, data in files.items()},
+        "files": {name: artifact_folder.describe_file(data) for name, data in files.items()},
         # A process may load all of them.
         "memory_bytes": manifest.memory_bytes + sum(len(own[manifests.LIBRARY]) for _, own in made[:-1]),
         "lengths": SequenceLengths(

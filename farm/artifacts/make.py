@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
+from farm.artifacts import artifact_folder, compile, lengths
 from farm.artifacts import choice as devices
-from farm.artifacts import compile, lengths
 from farm.artifacts import manifest as manifests
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
 from farm.artifacts.choice import Records, Relative, describe_imported
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
-from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
+from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.crew.choice import TargetPlan, describe_type, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
@@ -132,7 +133,7 @@ def make_faster(
 
 
 def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings, say: Say | None) -> Artifact:
-    artifact = manifests.write_artifact(out, manifest, files)
+    artifact = artifact_folder.write_artifact(out, manifest, files)
     note_artifact(settings.home_path, artifact)
     if say is not None and (note := describe_imported(manifest.count_imported(), manifest.count("record"))):
         say(f"{manifest.name}: {note}")
@@ -156,7 +157,7 @@ def _compile_one(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Return the manifest and files of one set of input shapes."""
     about = {"model": order.opened.about.model_dump(), "inputs": [each.name for each in order.inputs]}
-    manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
+    artifact_folder.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     ways = {order.board_type.name: CompileWay(order.board_type.pipeline)}
@@ -333,7 +334,7 @@ def _describe(
         memory_bytes=compiled.memory_bytes,
         predicted_latency_s=predicted,
         task=find_task(inputs, outputs, source.read_metadata()),
-        files={name: manifests.describe_file(data) for name, data in files.items()},
+        files={name: artifact_folder.describe_file(data) for name, data in files.items()},
         versions={"tvm-farm": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created_at=time.time(),
     )

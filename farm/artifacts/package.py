@@ -25,10 +25,11 @@ from pathlib import Path
 
 from device_agent.protocol import load_json
 from device_agent.protocol.interpreters import folder_command
-from farm.artifacts import c_package, places
+from farm.artifacts import artifact_folder, c_package, places
 from farm.artifacts import manifest as manifests
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import require_verified
-from farm.artifacts.manifest import Artifact, Manifest
+from farm.artifacts.manifest import Manifest
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_files import put
 from farm.errors import PermanentError, UsageError
@@ -68,7 +69,7 @@ def write_package(
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
     if form == C:
-        manifests.require_cpu(artifact.manifest, "a C package")
+        artifact_folder.require_cpu(artifact.manifest, "a C package")
         if lengths := artifact.manifest.lengths:
             raise UsageError(
                 f"{artifact.manifest.name} is compiled for a range of {lengths.name}, and a C package takes one length",

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import Engine, Outcome
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import take_inputs
 from farm.artifacts.given_model import refusing
-from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel
+from farm.artifacts.manifest import Manifest, MeasuredModel
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.places import new_file
 from farm.artifacts.runtime import tasks

@@ -9,7 +9,8 @@ from typing import Any
 
 from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
 from farm.artifacts import import_check
-from farm.campaign.plan import CampaignPlan, find_plan, keep_plan, make_plan, to_document, to_measure
+from farm.campaign.plan import CampaignPlan, make_plan, to_measure
+from farm.campaign.plan_document import find_plan, keep_plan, to_document
 from farm.campaign.plan_estimate import NO_BOARDS
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.spec import BudgetSpec, CampaignFile

@@ -12,7 +12,6 @@ from farm.cli import options, output, tables
 from farm.units import format_bytes, format_minute
 
 _OPTIONS = {
-    "model": Annotated[str, typer.Option("--model", metavar="TEXT", help="Only models whose name contains this.")],
     "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
     "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
     "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],

@@ -39,6 +39,8 @@ app.command("show")(board_types.show)
 
 
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the board's events.")]
+# Longest wait for a board that is reserved.
+_RESERVE_WAIT_S = 600.0
 # What ends an operator's hold, by the board's health.
 _ENDS = {
     Health.MAINTENANCE: health.Kind.UNDRAIN,
@@ -199,9 +201,6 @@ def replace(
     host_key: Annotated[
         str, typer.Option("--host-key", metavar="SHA256:…", help="Fingerprint of the new host's key.")
     ] = "",
-    serial: Annotated[
-        str, typer.Option("--serial", metavar="TEXT", help="Serial number, kept as the label serial.")
-    ] = "",
     why: Why = "",
 ) -> None:
     """Give a board's name to another machine. Its host key is new, and nothing of the old one counts for it.
@@ -223,9 +222,7 @@ def replace(
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
         ends = [(row.name, standing.parse_transport(row.transport)) for row in store.boards.fetch()]
         fleet_addresses.require_new_end(name, after, ends)
-        labels = fleet_document.check_labels(board.labels | {"serial": serial}) if serial else None
-        told = "; ".join(part for part in (f"serial {serial}" if serial else "", why) if part)
-        store.boards.replace(name, transport=after, labels=labels, reason=told, by=machine.name_user())
+        store.boards.replace(name, transport=after, labels=None, reason=why, by=machine.name_user())
     if isinstance(before, Ssh):
         known_hosts.remove(before.host, before.port)
     output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
@@ -241,7 +238,6 @@ def hold(
     for_: Annotated[
         str, typer.Option("--for", metavar="TIME", help="Reserve one board for yourself: 30m, 2h; up to 7 days.")
     ] = "",
-    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Longest wait for a reserved board.")] = "10m",
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Do not trust what it measured lately.")] = False,
     retire: Annotated[bool, typer.Option("--retire", help="Keep it for its history only.")] = False,
 ) -> output.Document:
@@ -257,9 +253,9 @@ def hold(
         return
     if len(names) != 1:
         raise UsageError("--for reserves one board", "Reserve others by a command each.")
-    for_s, wait_s = options.read_duration_s("--for", for_), options.read_duration_s("--wait", wait)
+    for_s = options.read_duration_s("--for", for_)
     with options.open_store() as store:
-        lease, new = reservation.reserve(store, names[0], for_s, why, wait_s, output.note)
+        lease, new = reservation.reserve(store, names[0], for_s, why, _RESERVE_WAIT_S, output.note)
     about = {"board": names[0], "owner": lease.owner, "purpose": lease.purpose}
     yield about | {"until": lease.expires_at, "new": new}
     output.stdout.print(f"{names[0]} is yours until {output.moment(lease.expires_at)}", markup=False)

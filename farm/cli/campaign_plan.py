@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm import settings as farm_settings
 from farm.campaign import plan as campaign_plan
-from farm.campaign import spec
+from farm.campaign import plan_document, spec
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 
@@ -30,10 +30,10 @@ def plan(file: Path) -> output.Document:
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         planned = campaign_plan.make_plan(campaign, store, settings, output.note)
-    document = {"file": str(file.absolute()), **campaign_plan.to_document(planned)}
+    document = {"file": str(file.absolute()), **plan_document.to_document(planned)}
     for line in _compare(settings.home_path, document):
         output.note(line)
-    kept = campaign_plan.keep_plan(settings.home_path, document)
+    kept = plan_document.keep_plan(settings.home_path, document)
     yield document
     _print_plan(planned)
     output.say(f"kept as {kept}")
@@ -42,7 +42,7 @@ def plan(file: Path) -> output.Document:
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
     """Return the differences from the last plan of this name."""
     try:
-        last = campaign_plan.find_plan(home, document["name"])
+        last = plan_document.find_plan(home, document["name"])
     except UsageError:
         # The caller replaces it.
         return

@@ -37,7 +37,6 @@ def logs(
     changes: Annotated[
         bool, typer.Option("--changes", help="Only who changed what, the newest first: boards, campaigns, tokens, …")
     ] = False,
-    by: Annotated[str, typer.Option("--by", metavar="PERSON", help="Only changes of a person.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each line.")] = False,
 ) -> None:
     """Show the log of this home: what the services, the engine, searches and take-overs logged, in order of time.
@@ -47,8 +46,8 @@ def logs(
     """
     settings = farm_settings.load()
     since_s = time.time() - read_duration_s("--since", since) if since else None
-    if changes or by:
-        _show_changes(board or campaign, by, since_s, max(1, min(lines, _EVENTS)), json)
+    if changes:
+        _show_changes(board or campaign, since_s, max(1, min(lines, _EVENTS)), json)
         return
     folder = settings.home_path / "logs"
     with _open_store(settings) as store:
@@ -74,9 +73,9 @@ def logs(
                 time.sleep(_LOOK_S)
 
 
-def _show_changes(subject: str, by: str, since_s: float | None, limit: int, json: bool) -> None:
+def _show_changes(subject: str, since_s: float | None, limit: int, json: bool) -> None:
     with options.open_store() as store:
-        found = store.events.fetch_changes(limit, since=since_s, subject=subject or None, by=by or None)
+        found = store.events.fetch_changes(limit, since=since_s, subject=subject or None)
     if json:
         output.print_json(found)
         return

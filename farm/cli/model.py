@@ -15,8 +15,7 @@ from farm.campaign import plan_models
 from farm.cli import artifact, model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.models import inputs as model_inputs
-from farm.models import quantise, trained, zoo
+from farm.models import model_summary, quantise, trained, zoo
 from farm.report import campaign_rows
 from farm.search import default_schedule
 from farm.search.graph import importer, pipelines
@@ -167,7 +166,7 @@ def show(
     named = board_types.require_board_type(board_type)
     source, inputs = options.read_model(model, shape, batch, trust_model)
     proto = source.load()
-    summary = model_inputs.summarise(proto, inputs)
+    summary = model_summary.summarise(proto, inputs)
 
     source.require_float(weights)
     kind = pipelines.store_weights(named, weights)

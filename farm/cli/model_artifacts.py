@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, checking, given_model, import_check, make, on_board, places
+from farm.artifacts import artifact_folder, catalogue, checking, given_model, import_check, make, on_board, places
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -25,7 +25,8 @@ from farm.settings import Settings
 from farm.units import format_bytes, format_latency, format_number
 
 if TYPE_CHECKING:
-    from farm.artifacts.manifest import Artifact, Manifest, SequenceLengths
+    from farm.artifacts.artifact_folder import Artifact
+    from farm.artifacts.manifest import Manifest, SequenceLengths
     from farm.store import Store
 
 LOCAL = "local"
@@ -131,7 +132,7 @@ def verify(
     wait: Wait = "60s",
 ) -> output.Document:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
-    artifact = artifact_manifest.open_artifact(folder)
+    artifact = artifact_folder.open_artifact(folder)
     artifact.require_whole()
     wait_s = read_duration_s("--wait", wait)
     opened = given_model.reopen_model(artifact.manifest, model)
@@ -189,7 +190,7 @@ def package(
 ) -> output.Document:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
     farm_settings.load().share_linker_cache()
-    artifact = artifact_manifest.open_artifact(folder)
+    artifact = artifact_folder.open_artifact(folder)
     path = artifact_package.write_package(artifact, form, out, name, runtime)
     if name is None and (why := artifact_package.explain_name(artifact.manifest.name)):
         output.note(why)

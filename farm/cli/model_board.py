@@ -12,9 +12,8 @@ import typer
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
+from farm.artifacts import artifact_folder, checking, given_model, on_board, package, places, running
 from farm.artifacts import bench as benching
-from farm.artifacts import checking, given_model, on_board, package, places, running
-from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
 from farm.cli import board_remote, options, output, tables
 from farm.cli import result as result_cli
@@ -58,7 +57,7 @@ Point = Annotated[
 @output.command
 def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output.Document:
     """Put a verified artifact on a board. As a Python package that the board's TVM runtime runs."""
-    artifact = artifact_manifest.open_artifact(folder)
+    artifact = artifact_folder.open_artifact(folder)
     checking.require_verified(artifact)
     if why := package.explain_name(artifact.manifest.name).partition(";")[0]:
         output.note(why)
@@ -120,7 +119,7 @@ def run(
     """
     if out is not None:
         places.require_room(out.parent)
-    artifact = artifact_manifest.open_artifact(folder)
+    artifact = artifact_folder.open_artifact(folder)
     artifact.require_whole()
     manifest = artifact.manifest
     arrays, scale = running.read_input(manifest, inputs)
@@ -232,7 +231,7 @@ def read_subject(text: str, shape: list[str] | None, device: str, batch: int | N
     if places.is_artifact(Path(text)):
         if batch is not None:
             raise UsageError(f"--batch: the artifact {text} has its own batch size", "Give the model instead.")
-        artifact = artifact_manifest.open_artifact(Path(text))
+        artifact = artifact_folder.open_artifact(Path(text))
         artifact.require_whole()
         return benching.Subject(given_model.reopen_model(artifact.manifest, None), artifact.manifest.device, artifact)
     if Path(text).is_dir():

@@ -55,10 +55,6 @@ def evaluate(
     ] = "",
     board: Board = "local",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Most examples; 0: all.")] = 0,
-    calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", metavar="FOLDER", help="Images that calibrate int8; default: the data's."),
-    ] = None,
     labels: Annotated[
         Path | None, typer.Option("--classes", metavar="FILE", help="File with the names of the classes, one per line.")
     ] = None,
@@ -82,7 +78,7 @@ def evaluate(
     examples = datasets.read_dataset(data, scored, facts.names, facts.classes, limit)
 
     def calibrate() -> Any:
-        found = given_model.read_calibration(str(calibration or data), opened.inputs, _CALIBRATED, facts.task)
+        found = given_model.read_calibration(str(data), opened.inputs, _CALIBRATED, facts.task)
         return found[:: -(-len(found) // _CALIBRATED)]
 
     settings = farm_settings.load()
@@ -111,7 +107,7 @@ def evaluate(
             "board": {"name": about.name, "type": about.board_type, "simulated": about.simulated},
             "device": device,
             "operating_point": operating_point,
-            "calibration": str(calibration or data) if variants.INT8 in made else None,
+            "calibration": str(data) if variants.INT8 in made else None,
             **part,
         }
         document["rows"] += [{"precision": name, "latency_s": None, "reason": why} for name, why in missing.items()]

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from farm.artifacts import artifact_folder, given_model, places
 from farm.artifacts import explain as explaining
-from farm.artifacts import given_model, places
-from farm.artifacts import manifest as artifact_manifest
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Folder
 from farm.report import explain_page
@@ -30,7 +29,7 @@ def explain(
     """Explain an artifact's latency. Each layer's plan, estimate, record, share of the roofline, and its limit."""
     if out is not None:
         places.require_room(out)
-    artifact = artifact_manifest.open_artifact(folder)
+    artifact = artifact_folder.open_artifact(folder)
     opened = given_model.reopen_model(artifact.manifest, model)
     output.note(f"reading {artifact.manifest.name}")
     with options.open_store() as store:

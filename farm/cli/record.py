@@ -169,7 +169,7 @@ def _show_best(workload: str, board_type: str, operating_point: str, top: int, s
 
 @app.command("prune")
 @output.command
-@record_exchange.chosen
+@record_exchange.pruned
 def prune(
     wanted: record_document.Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,

@@ -24,28 +24,25 @@ from farm.values import DEFAULT_POINT
 Workload = Annotated[
     str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
 ]
-Operator = Annotated[str, typer.Option("--operator", metavar="KIND", help="Operator: conv2d, dense, softmax, …")]
 BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Board type.")]
-Target = Annotated[str, typer.Option("--target", metavar="TEXT", help="Part of the target: cortex-a57, …")]
 Point = Annotated[str, typer.Option("--operating-point", metavar="POINT", help="Operating point.")]
 Since = Annotated[str, typer.Option("--since", metavar="WHEN", help="Verified at or after a date, or within 7d.")]
 Until = Annotated[str, typer.Option("--until", metavar="WHEN", help="Verified before a date, or before 7d ago.")]
-Campaign = Annotated[
-    str, typer.Option("--campaign", metavar="NAME", help="Campaign that tried the candidate: name or number.")
-]
 Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")]
 Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
 
 _ALL: dict[str, Any] = {
-    "workload": Workload, "operator": Operator, "board_type": BoardType, "target": Target, "operating_point": Point,
-    "since": Since, "until": Until, "campaign": Campaign, "imported": Imported, "simulated": Simulated,
+    "workload": Workload, "board_type": BoardType, "operating_point": Point,
+    "since": Since, "until": Until, "imported": Imported, "simulated": Simulated,
 }  # fmt: skip
 
 
 filtered = options.spread("wanted", record_document.Filters, _ALL)
 # For commands that act on records: what one chooses by.
-_FEW = ("workload", "board_type", "until", "campaign", "imported", "simulated")
+_FEW = ("workload", "board_type", "simulated")
 chosen = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _FEW})
+_PRUNED = (*_FEW, "until", "imported")
+pruned = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _PRUNED})
 
 
 @output.command
@@ -80,7 +77,6 @@ def import_(
         ),
     ],
     board_type: BoardType = "",
-    operating_point: Point = DEFAULT_POINT,
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
 ) -> output.Document:
     """Take in records from elsewhere. Those that were verified here stay; the next campaign tries theirs.
@@ -91,7 +87,7 @@ def import_(
     if ("://" in source and not source.startswith(("http://", "https://"))) or folder.suffix == ".db":
         yield from _merge(source, board_type, simulated)
     elif folder.is_dir() and exchange.read_folder(folder) is None:
-        yield from _import_trials(folder, board_type, operating_point, simulated)
+        yield from _import_trials(folder, board_type, simulated)
     elif board_type:
         raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
     else:
@@ -102,12 +98,12 @@ def import_(
         yield from _tell(taken)
 
 
-def _import_trials(folder: Path, board_type: str, operating_point: str, simulated: bool) -> output.Document:
+def _import_trials(folder: Path, board_type: str, simulated: bool) -> output.Document:
     """Take in MetaSchedule's own two files, which do not say where they were measured."""
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
     kind = board_types.require_board_type(board_type).name
-    workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline="script")
+    workloads, trials = exchange.read_database(folder, kind, DEFAULT_POINT, simulated=simulated, pipeline="script")
     with options.open_store() as store:
         about = {"origin": {"source": str(folder.absolute()), "by": machine.name_user()}}
         number = store.campaigns.start("farm record import", folder.name, "", kind, 0, about)

@@ -30,10 +30,13 @@ _Other = Annotated[int | None, typer.Argument(metavar="[OTHER]", min=0, help="Nu
 _Model = Annotated[str, typer.Option("--model", metavar="MODEL", help="Only results of this model.")]
 _BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only results of this board type.")]
 _Kind = Annotated[str, typer.Option("--kind", metavar="|".join(RESULT_KINDS), help="Only results of this command.")]
-_PerHour = Annotated[str, typer.Option("--price-per-hour", metavar="0.05EUR", help="Price of an hour of the board.")]
-_PerKwh = Annotated[str, typer.Option("--price-per-kwh", metavar="0.30EUR", help="Price of electricity.")]
-_Battery = Annotated[
-    str, typer.Option("--battery", metavar="50Wh", help="Energy of the battery that the board runs on.")
+_Costs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cost",
+        metavar="0.05EUR/h",
+        help="Price of a board's hour (/h) or of electricity (/kWh), or a battery (50Wh).",
+    ),
 ]
 
 
@@ -165,17 +168,14 @@ def show_matrix(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the page, Markdown, CSV and the chart.")
     ] = None,
-    board_type: _BoardType = "",
-    per_hour: _PerHour = "",
-    per_kwh: _PerKwh = "",
-    battery: _Battery = "",
+    cost: _Costs = None,
 ) -> output.Document:
     """Show models x boards x precision. From kept results: gain over the best rival, FPS, joules, accuracy, cost."""
-    costs = results.read_costs(per_hour, per_kwh, battery)
+    costs = _read_costs(cost or [])
     if out is not None:
         places.require_room(out)
     with options.open_store_to_show() as store:
-        cells = matrix.make_matrix(store.results.fetch(board_type=_read_type(board_type), limit=_MOST))
+        cells = matrix.make_matrix(store.results.fetch(limit=_MOST))
     paths = matrix.write_matrix(cells, costs, out) if out is not None and cells else {}
     yield {
         "cells": [
@@ -198,6 +198,17 @@ def show_matrix(
     spare = [each for each in ("Batch", "Best rival", "FPS", "Precision") if each in heads]
     tables.print_table(heads, rows, left=left, spare=spare, empty="no results yet; `farm model bench MODEL` makes one")
     output.say(*matrix.say_doubts(cells), *(f"{kind}: {shlex.quote(path)}" for kind, path in paths.items()))
+
+
+def _read_costs(texts: list[str]) -> results.Costs:
+    """Read `0.05EUR/h`, `0.30EUR/kWh` and `50Wh`. Raises UsageError."""
+    given = {"/h": "", "/kwh": "", "wh": ""}
+    for text in texts:
+        end = next((each for each in ("/kwh", "/h", "wh") if text.lower().endswith(each)), "")
+        if not end:
+            raise UsageError(f"--cost {text!r} is no cost", "Examples: 0.05EUR/h, 0.30EUR/kWh, 50Wh.")
+        given[end] = text if end == "wh" else text[: -len(end)]
+    return results.read_costs(given["/h"], given["/kwh"], given["wh"])
 
 
 def _read_type(board_type: str) -> str:

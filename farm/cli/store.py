@@ -27,8 +27,7 @@ def prune(
     campaign: Annotated[
         list[str] | None, typer.Option("--campaign", metavar="NAME", help="A campaign's name or number; repeatable.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete it; without it, only show what would be deleted.")] = False,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Give free room back to the disk; nothing of the farm may be running.")
     ] = False,
@@ -39,8 +38,6 @@ def prune(
     """
     if not until and not campaign and not shrink:
         raise UsageError("which trials?", "Choose with --until 90d or --campaign NAME.")
-    if dry_run and yes:
-        raise UsageError("--dry-run deletes nothing, --yes does", "Leave one of both out.")
     settings = farm_settings.load()
     if shrink and isinstance(settings.store_location, str):
         raise UsageError(
@@ -51,16 +48,11 @@ def prune(
     with options.open_store(settings) as store:
         plan = store.pruning.plan(record_document.to_time("--until", until) if until else None, campaign or ())
         plan = plan if until or campaign else pruning.PruningPlan((), 0)
-        if plan.trials and not yes and not dry_run:
-            raise UsageError(
-                f"{plan.trials:,} trials of {len(plan.campaigns)} campaigns would be deleted for good",
-                "--dry-run shows which; --yes deletes them. `farm store backup FILE` keeps a copy.",
-            )
         for each in plan.campaigns if yes else ():
             for some in store.pruning.forget_trials(each.campaign, machine.name_user()):
                 gone += some
                 output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
-    if shrink and not dry_run:
+    if shrink and (yes or not plan.trials):
         farm_backup.shrink(settings.home_path)
     with options.open_store(settings) as store:
         size, free = store.pruning.fetch_room()
@@ -69,12 +61,12 @@ def prune(
         "trials": plan.trials, "bytes": plan.bytes, "deleted": gone, "campaigns": campaigns, "store_bytes": size,
         "free_bytes": free,
     }  # fmt: skip
-    _print(plan, dry_run)
+    _print(plan, deleted=yes)
     left = "" if not free else f", of which {format_bytes(free)} are free for what comes: --shrink gives them back"
     output.stderr.print(f"the store takes {format_bytes(size)}{left}", markup=False, soft_wrap=True)
 
 
-def _print(plan: pruning.PruningPlan, dry_run: bool) -> None:
+def _print(plan: pruning.PruningPlan, *, deleted: bool) -> None:
     tables.print_table(
         ("Campaign", "Ended", "Trials", "Kept"),
         [
@@ -85,7 +77,7 @@ def _print(plan: pruning.PruningPlan, dry_run: bool) -> None:
         empty="nothing to delete",
     )
     if plan.trials:
-        verb = "would be deleted" if dry_run else "are deleted"
+        verb = "are deleted" if deleted else "would be deleted; --yes deletes them"
         output.stderr.print(f"{plan.trials:,} trials {verb}, about {format_bytes(plan.bytes)}", markup=False)
 
 

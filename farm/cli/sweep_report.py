@@ -27,9 +27,6 @@ def export(
     form: Annotated[
         exporting.ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
     ],
-    pick: Annotated[
-        int, typer.Option("--pick", metavar="P", help="Rank: 1 is the recommended point, 2 and up the runners-up.")
-    ] = 1,
     key: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +46,7 @@ def export(
     """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
     document = _fetch(sweep)
     series = _choose_series(document, variant, batch)
-    chosen = exporting.choose_point(document, series, rank=pick, key=key)
+    chosen = exporting.choose_point(document, series, rank=1, key=key)
     text = _export(chosen, form)
     if out is None:
         print(text, end="")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import make
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.given_model import GivenModel
-from farm.artifacts.manifest import Artifact
 from farm.errors import FarmError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models import quantise

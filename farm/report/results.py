@@ -226,17 +226,17 @@ class Costs:
 
 def read_costs(per_hour: str, per_kwh: str, battery: str) -> Costs:
     """Read `0.05EUR`, `0.30EUR` and `50Wh`; "" for none. Raises UsageError."""
-    prices = dict(_read_prices({"--price-per-hour": per_hour, "--price-per-kwh": per_kwh}))
+    prices = dict(_read_prices({"--cost PRICE/h": per_hour, "--cost PRICE/kWh": per_kwh}))
     currencies = sorted({currency for _, currency in prices.values()})
     if len(currencies) > 1:
         raise UsageError(f"prices are in {' and '.join(currencies)}", "Give both in one currency.")
     found = None
     if battery and not (found := _BATTERY.fullmatch(battery)):
-        raise UsageError(f"--battery {battery[:40]!r} is no energy", "Examples: 50Wh, 180kJ.")
+        raise UsageError(f"--cost {battery[:40]!r} is no energy", "Examples: 50Wh, 180kJ.")
     none = None, ""
     return Costs(
-        prices.get("--price-per-hour", none)[0],
-        prices.get("--price-per-kwh", none)[0],
+        prices.get("--cost PRICE/h", none)[0],
+        prices.get("--cost PRICE/kWh", none)[0],
         "".join(currencies),
         float(found[1]) * _JOULES[found[2]] if found else None,
     )

@@ -5,30 +5,41 @@ What an engine does about an order lives in `farm.campaign`.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from device_agent.protocol import NAME_RULE, is_name
-from farm import foreign
-from farm.errors import InternalError, PermanentError, UsageError
+from farm.errors import InternalError, UsageError
 from farm.store import schema
+from farm.store.campaign_rows import (
+    KILLED,
+    NOT_TAKEN,
+    _find,
+    _read_state,
+    _require,
+    _require_open,
+    _select_by_age,
+    _select_by_id,
+    _unknown,
+    _was_left,
+    find_open,
+    list_open,
+    select_fleet,
+    set_state,
+    to_campaign,
+    update_fleet,
+)
 from farm.store.session import Statement, StorePart, StoreSession
 from farm.store.workloads import Workloads
 from farm.types import campaigns
-from farm.values import CampaignState, Workload
+from farm.types.campaigns import CampaignState
+from farm.values import Workload
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
-# How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
-KILLED = "its engine was killed while it was"
-ENDED_BY_FAULT = "its engine ended: "
-NOT_TAKEN = "no engine began with it"
 # Starting an engine takes 3 s, on a busy machine up to a minute (`client.START_TIMEOUT_S`).
 UNTAKEN_S = 90.0
-_IS_OVER = sa.or_(*(schema.campaigns.c.state == str(state) for state in CampaignState if state.over))
 
 
 class StoredSearch(NamedTuple):
@@ -364,103 +375,3 @@ class Campaigns(StorePart):
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
         return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)
-
-
-@functools.cache  # engines read them twice a second
-def _select_by_age(over: bool | None) -> Statement:
-    query = select_fleet().order_by(schema.campaigns.c.id)
-    return Statement(query if over is None else query.where(_IS_OVER if over else ~_IS_OVER))
-
-
-@functools.cache
-def _select_by_id() -> Statement:
-    return Statement(select_fleet().where(schema.campaigns.c.id == sa.bindparam("number")))
-
-
-@functools.cache
-def select_fleet() -> sa.Select[Any]:
-    """Fleet campaigns with their progress, for `to_campaign`."""
-    common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
-    columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
-    own = [column for column in fleet.c if column.name != "campaign"]
-    return (
-        sa.select(*columns, *own, progress.c.progress)
-        .join(fleet, fleet.c.campaign == common.c.id)
-        .outerjoin(progress, progress.c.campaign == common.c.id)
-    )
-
-
-def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
-    """Convert a row of `select_fleet`."""
-    return campaigns.FleetCampaign.from_row(row)
-
-
-def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
-    """An open campaign by its number; None if it is unknown or over."""
-    rows = _select_by_id().fetch(connection, number=campaign)
-    found = to_campaign(rows[0]) if rows else None
-    return None if found is None or found.over else found
-
-
-def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
-    """Campaigns that are not over, oldest first."""
-    found = []
-    for row in _select_by_age(False).fetch(connection):
-        with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
-            found.append(to_campaign(row))
-    return found
-
-
-def _find(connection: sa.Connection, name: str) -> campaigns.FleetCampaign | None:
-    row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
-    return None if row is None else to_campaign(row)
-
-
-def _require(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:
-    campaign = _find(connection, name)
-    if campaign is None:
-        raise _unknown(name, connection.execute(sa.select(schema.fleet_campaigns.c.name)).scalars().all())
-    return campaign
-
-
-def _require_open(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:
-    campaign = _require(connection, name)
-    if campaign.over:
-        raise UsageError(
-            f"campaign {name!r} is over ({campaign.state}: {campaign.reason})",
-            "A new campaign starts from all that it measured: `farm campaign run --from`.",
-        )
-    return campaign
-
-
-def _was_left(campaign: campaigns.FleetCampaign) -> bool:
-    """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may continue."""
-    return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith(
-        (KILLED, ENDED_BY_FAULT, NOT_TAKEN)
-    )
-
-
-def set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:
-    """Change a campaign's state."""
-    table = schema.campaigns
-    connection.execute(table.update().where(table.c.id == campaign).values(state=str(state), finished_at=finished_at))
-
-
-def update_fleet(connection: sa.Connection, campaign: int, **values: Any) -> None:
-    """Change columns of a fleet campaign."""
-    table = schema.fleet_campaigns
-    connection.execute(table.update().where(table.c.campaign == campaign).values(**values))
-
-
-def _read_state(state: str) -> CampaignState:
-    try:
-        return CampaignState(state)
-    except ValueError:
-        raise InternalError(f"a campaign cannot be {state!r}") from None
-
-
-def _unknown(name: str, names: Sequence[str]) -> UsageError:
-    there = "There is none yet: `farm campaign run FILE`."
-    if names:
-        there = f"{foreign.suggest(name, names)} There are: {', '.join(sorted(names))}.".strip()
-    return UsageError(f"there is no campaign {name!r}", there)

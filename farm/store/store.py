@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from farm.closing import Closing
 from farm.settings import StoreLocation
-from farm.store.boards import Boards, GoldenSamples
+from farm.store.boards import Boards
 from farm.store.campaigns import Campaigns
 from farm.store.engines import Engines
 from farm.store.events import Events
+from farm.store.golden_samples import GoldenSamples
 from farm.store.imports import Imports
 from farm.store.leases import Leases
 from farm.store.pruning import Pruning

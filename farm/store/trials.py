@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -17,55 +17,14 @@ from farm.errors import InternalError
 from farm.store import database, schema
 from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
+from farm.store.trial_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
 from farm.store.workloads import Workloads
-from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial, Workload
+from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 
 # Rows in memory at once.
 _CHUNK = 5_000
 # A failure of the board or the farm is no sign of life of the board.
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
-
-
-class CandidateKey(NamedTuple):
-    """A candidate of a task."""
-
-    board_type: str
-    workload: str
-    operating_point: str
-    candidate: str
-
-
-class KnownCandidate(NamedTuple):
-    """A candidate that was tried on a board type, and `board`, one that measured it.
-
-    `median_s` is None if the candidate itself failed. `doubted`: all trials were measured on boards that drifted then.
-    """
-
-    candidate: str
-    trace_json: str
-    board: str | None
-    median_s: float | None
-    doubted: bool = False
-
-
-class TrialOutcome(NamedTuple):
-    """What a board answered about a trial."""
-
-    board: str
-    recorded_at: float
-    operating_point: str
-    outcome: Mapping[str, Any]
-
-
-class SimilarTrial(NamedTuple):
-    """A good trial that another search learns from, and its workload; `median_s` in seconds."""
-
-    workload: Workload
-    board_type: str
-    operating_point: str
-    candidate: str
-    trace_json: str
-    median_s: float
 
 
 _LATEST = Statement(sa.select(sa.func.max(schema.trials.c.id).label("id")))

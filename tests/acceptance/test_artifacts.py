@@ -21,7 +21,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from farm.artifacts.manifest import open_artifact
+from farm.artifacts.artifact_folder import open_artifact
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.source import resolve_model
 from tests.acceptance.conftest import Home, new_home

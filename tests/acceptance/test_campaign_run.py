@@ -158,11 +158,10 @@ def test_what_no_record_rests_on_can_be_deleted(rack: Home) -> None:
     """Records and their trials of a finished campaign stay, and nothing is deleted without `--yes`."""
     words = ("store", "prune", "--campaign", "small")
     records = rack.call("record", "list", "--simulated", "--json").json()
-    shown = rack.call(*words, "--dry-run", "--json").json()
+    shown = rack.call(*words, "--json").json()
     assert [(each["name"], each["trials"]) for each in shown["campaigns"]] == [("small", shown["trials"])]
     assert (shown["trials"] > 0, shown["deleted"]) == (True, 0)
-    refused = rack.call(*words)
-    assert (refused.code, "--yes deletes them" in refused.err) == (2, True)
+    assert "--yes deletes them" in rack.call(*words).err
     before = rack.count_trials()
     done = rack.call(*words, "--yes", "--shrink", "--json")
     assert done.code == 0, done.err

@@ -29,13 +29,13 @@ def simulated() -> Iterator[Home]:
         yield home
 
 
-@pytest.mark.parametrize("words", [("export", "out"), ("list",), ("prune", "--operator", "conv2d")])
+@pytest.mark.parametrize("words", [("export", "out"), ("list",), ("prune", "--workload", "conv2d")])
 def test_records_of_virtual_boards_are_pointed_to(simulated: Home, words: tuple[str, ...]) -> None:
     """Where only simulated records are, nothing is found without --simulated, and that is said."""
     done = simulated.call("record", *words)
     assert done.code == (2 if words[0] == "export" else 0)
     assert "there are 1 records of virtual boards: add --simulated" in done.err
-    assert "add --simulated" not in simulated.call("record", *words, "--operator", "softmax").err
+    assert "add --simulated" not in simulated.call("record", *words, "--workload", "softmax").err
 
 
 def test_what_a_board_is_decides_what_is_compiled_for_it(

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from farm import backup
-from farm.artifacts.manifest import open_artifact
+from farm.artifacts.artifact_folder import open_artifact
 from farm.campaign.engine.state import ENGINE
 from farm.connectivity.services import SERVICES
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError

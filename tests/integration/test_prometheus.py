@@ -22,7 +22,8 @@ from farm.connectivity.services import SERVICES
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignStanding, TrialSums, Virtual
+from farm.types.campaigns import CampaignStanding, TrialSums
+from farm.values import Virtual
 from farm.web import live_board
 from tests.board_rows import make_lease
 from tests.integration.conftest import ROOT, wait_until

@@ -361,9 +361,9 @@ def run_farm(home: pathlib.Path, *arguments: str) -> str:
 def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path) -> None:
     """What the commands tell of records, one farm's and another's, agrees with what was kept."""
     [record] = store.records.fetch()
-    [shown] = json.loads(run_farm(tmp_path, "list", "--operator", "conv2d", "--since", "1d", "--json"))
+    [shown] = json.loads(run_farm(tmp_path, "list", "--workload", "conv2d", "--since", "1d", "--json"))
     assert (shown["candidate"], shown["origin"]) == (record.candidate, None)
-    assert json.loads(run_farm(tmp_path, "list", "--operator", "softmax", "--json")) == []
+    assert json.loads(run_farm(tmp_path, "list", "--workload", "softmax", "--json")) == []
     best = json.loads(run_farm(tmp_path, "best", record.workload[:6], "--json"))["candidates"]
     assert [(each["rank"], each["record"]) for each in best] == [(1, True), (2, False), (3, False)]
     other = tmp_path / "other"

@@ -6,9 +6,11 @@ import pathlib
 from typing import Any
 
 from device_agent.protocol import PROTOCOL_VERSION, Description
+from farm.artifacts import artifact_folder
 from farm.artifacts import manifest as manifests
+from farm.artifacts.artifact_folder import Artifact, describe_file
 from farm.artifacts.given_model import find_task
-from farm.artifacts.manifest import Artifact, Manifest, ModelFacts, Tensor, Verified, describe_file
+from farm.artifacts.manifest import Manifest, ModelFacts, Tensor, Verified
 
 LIBRARY = b"\x7fELF and so on"
 _INPUT = Tensor(name="x", shape=(1, 3, 8, 8), dtype="float32")
@@ -59,7 +61,7 @@ def verified(library: bytes = LIBRARY, **changes: Any) -> Verified:
 
 
 def write(folder: pathlib.Path, library: bytes = LIBRARY, **changes: Any) -> Artifact:
-    return manifests.write_artifact(folder, make_manifest(library, **changes), {manifests.LIBRARY: library})
+    return artifact_folder.write_artifact(folder, make_manifest(library, **changes), {manifests.LIBRARY: library})
 
 
 def description(architecture: str, board_type: str, simulated: bool = False) -> Description:

@@ -10,8 +10,9 @@ import pytest
 
 from farm.artifacts import choice
 from farm.artifacts import make as artifacts
+from farm.artifacts.artifact_folder import open_artifact
 from farm.artifacts.compile import Served
-from farm.artifacts.manifest import GpuCode, Manifest, ModelFacts, RecordUsed, Tensor, WorkloadServed, open_artifact
+from farm.artifacts.manifest import GpuCode, Manifest, ModelFacts, RecordUsed, Tensor, WorkloadServed
 from farm.cli import model_artifacts
 from farm.errors import CodeRefusedError, FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.inventory.board_types import load_board_types

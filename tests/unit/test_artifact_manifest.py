@@ -14,21 +14,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
-from farm.artifacts import make, package, places
+from farm.artifacts import artifact_folder, make, package, places
 from farm.artifacts import manifest as manifests
+from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.given_model import find_task, open_model, require_labels
 from farm.artifacts.make import find_algorithm
-from farm.artifacts.manifest import (
-    Artifact,
-    GpuCode,
-    Manifest,
-    RecordUsed,
-    StoredWeights,
-    Tensor,
-    Verified,
-    WorkloadServed,
-)
+from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.cli.model_artifacts import _say_weights, _show
 from farm.errors import PermanentError, UsageError
@@ -41,7 +33,7 @@ from tests.unit.artifacts import LIBRARY, description, make_manifest, verified, 
 def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
     """A manifest survives the way to disk, and the library is the one written."""
     artifact = write(tmp_path / "a")
-    again = manifests.open_artifact(tmp_path / "a")
+    again = artifact_folder.open_artifact(tmp_path / "a")
     assert again.manifest == artifact.manifest
     assert again.read_library() == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -50,7 +42,7 @@ def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
 def test_a_verdict_is_kept(tmp_path: pathlib.Path) -> None:
     """What verification found is in the file afterwards, and the file still proves itself."""
     write(tmp_path / "a").update(verified=verified(matches=False))
-    kept = manifests.open_artifact(tmp_path / "a").manifest.verified
+    kept = artifact_folder.open_artifact(tmp_path / "a").manifest.verified
     assert not kept.matches
 
 
@@ -58,8 +50,8 @@ def test_nothing_stays_of_a_failed_write(tmp_path: pathlib.Path) -> None:
     """An artifact that cannot be finished leaves the one before, and no scrap."""
     write(tmp_path / "a")
     with pytest.raises(TypeError):
-        manifests.write_artifact(tmp_path / "a", make_manifest(), {manifests.LIBRARY: b"new", "more": None})  # type: ignore[dict-item]
-    assert manifests.open_artifact(tmp_path / "a").read_library() == LIBRARY
+        artifact_folder.write_artifact(tmp_path / "a", make_manifest(), {manifests.LIBRARY: b"new", "more": None})  # type: ignore[dict-item]
+    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -67,7 +59,7 @@ def test_an_artifact_takes_the_place_of_one_and_of_nothing_else(tmp_path: pathli
     """Compiling again replaces; a folder of the user's files is refused and untouched."""
     write(tmp_path / "a")
     write(tmp_path / "a", library=b"newer")
-    assert manifests.open_artifact(tmp_path / "a").read_library() == b"newer"
+    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == b"newer"
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UsageError, match="no artifact"):
@@ -92,7 +84,7 @@ def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path) -> None:
     document["verified"] = verified().model_dump(mode="json")
     path.write_text(json.dumps(document))
     with pytest.raises(UsageError, match="changed"):
-        manifests.open_artifact(tmp_path / "a")
+        artifact_folder.open_artifact(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +100,13 @@ def test_what_is_no_manifest_of_this_version_is_refused(tmp_path: pathlib.Path, 
     """Garbage, and manifests of older and newer farms, are named for what they are."""
     (tmp_path / manifests.NAME).write_text(text)
     with pytest.raises(UsageError, match=match):
-        manifests.open_artifact(tmp_path)
+        artifact_folder.open_artifact(tmp_path)
 
 
 def test_a_folder_without_manifest_is_no_artifact(tmp_path: pathlib.Path) -> None:
     """The error says how to make one."""
     with pytest.raises(UsageError, match="is no artifact") as caught:
-        manifests.open_artifact(tmp_path)
+        artifact_folder.open_artifact(tmp_path)
     assert "farm model compile" in caught.value.hint
 
 
@@ -321,7 +313,7 @@ def test_classifiers_are_told_by_their_inputs_and_outputs() -> None:
 def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:
     """The path of the manifest itself is taken as well."""
     write(tmp_path / "a")
-    opened = manifests.open_artifact(tmp_path / "a" / manifests.NAME)
+    opened = artifact_folder.open_artifact(tmp_path / "a" / manifests.NAME)
     assert isinstance(opened, Artifact)
     assert opened.folder == tmp_path / "a"
     assert isinstance(opened.manifest, Manifest)
@@ -354,7 +346,7 @@ def test_a_manifest_that_was_made_to_harm_is_refused(
     """Its digest is right, which proves nothing; what it holds would become headers, paths and arguments."""
     write_document(tmp_path, changes)
     with pytest.raises(UsageError, match=match):
-        manifests.open_artifact(tmp_path)
+        artifact_folder.open_artifact(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -365,20 +357,20 @@ def test_an_artifact_has_files_with_plain_names(tmp_path: pathlib.Path, name: st
     files = make_manifest().model_dump(mode="json")["files"]
     write_document(tmp_path, {"files": files | {name: files[manifests.LIBRARY]}})
     with pytest.raises(UsageError, match=r"is no file of an artifact|holds a control character"):
-        manifests.open_artifact(tmp_path)
+        artifact_folder.open_artifact(tmp_path)
 
 
 def test_numbers_that_are_none_are_no_manifest(tmp_path: pathlib.Path) -> None:
     """JSON of Python's writes infinities; no figure here is one."""
     write_document(tmp_path, {"predicted_latency_s": float("inf")})
     with pytest.raises(UsageError, match="the number inf"):
-        manifests.open_artifact(tmp_path)
+        artifact_folder.open_artifact(tmp_path)
 
 
 def test_reasons_may_have_lines(tmp_path: pathlib.Path) -> None:
     """What a compiler said of a device, and what was wrong with outputs, is text for people."""
     write(tmp_path / "a", not_made={"gpu": "ptxas:\n\tno"}, verified=verified(matches=False, reason="a\nb"))
-    assert manifests.open_artifact(tmp_path / "a").manifest.not_made == {"gpu": "ptxas:\n\tno"}
+    assert artifact_folder.open_artifact(tmp_path / "a").manifest.not_made == {"gpu": "ptxas:\n\tno"}
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: pathlib.Path) -> None:

@@ -19,15 +19,13 @@ from farm.campaign.plan import (
     ASSUMED_BUILD_S,
     CampaignPlan,
     Known,
-    find_plan,
-    keep_plan,
     merge_workloads,
     plan_campaign,
     require_unchanged,
-    to_document,
     to_measure,
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
+from farm.campaign.plan_document import find_plan, keep_plan, to_document
 from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec

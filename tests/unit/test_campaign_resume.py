@@ -20,7 +20,7 @@ from farm.campaign.scheduler.state import Job
 from farm.report import campaign_rows, campaign_table
 from farm.search.tuners.tasks import Candidate
 from farm.store.totals import CountedTrial
-from farm.store.trials import CandidateKey
+from farm.store.trial_rows import CandidateKey
 from farm.types.campaigns import Budget, Order, WorkloadOrder
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_type
 from tests.unit.campaign_orders import make_order as make_campaign_order

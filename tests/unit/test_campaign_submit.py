@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import farm
-from farm.campaign.plan import CampaignPlan, Known, keep_plan, plan_campaign, to_measure
+from farm.campaign.plan import CampaignPlan, Known, plan_campaign, to_measure
 from farm.campaign.plan_boards import choose_boards
+from farm.campaign.plan_document import keep_plan
 from farm.campaign.plan_models import WorkloadSurvey, read_models
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
 from farm.campaign.submit import clone, list_workloads, make_order, submit

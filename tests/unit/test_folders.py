@@ -13,7 +13,7 @@ import pytest
 
 from device_agent.clocks.transaction import lock_state
 from farm import folders
-from farm.campaign import plan
+from farm.campaign import plan_document
 from farm.campaign.engine.state import ENGINE
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
 from farm.connectivity.services import SERVICES
@@ -102,7 +102,7 @@ def test_new_folders_are_private(parent: pathlib.Path, caplog: pytest.LogCapture
     assert not caplog.records
     home_log.start_log("test", parent / "a" / "logs", foreground=True)
     children.stop(children.start(["true"], parent / "b" / "logs" / "linker.log", os.environ))
-    plan.keep_plan(parent / "c", {"name": "nightly"})
+    plan_document.keep_plan(parent / "c", {"name": "nightly"})
     for name in "abc":
         assert stat.S_IMODE((parent / name).stat().st_mode) == 0o700
 

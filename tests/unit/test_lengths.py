@@ -9,9 +9,10 @@ import onnx
 import pytest
 
 from farm.artifacts import lengths as artifact_lengths
+from farm.artifacts.artifact_folder import describe_file, open_artifact
 from farm.artifacts.catalogue import list_artifacts
 from farm.artifacts.given_model import GivenModel, open_model, open_source
-from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths, Tensor, describe_file, open_artifact
+from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths, Tensor
 from farm.artifacts.package import find_version
 from farm.artifacts.runtime.inputs import InputError
 from farm.artifacts.runtime.lengths import fit

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import farm
-from farm import api
-from farm.api import Optimized
+from farm import api, optimization
 from farm.cli.model_board import _say_sent
 from farm.cli.tune import _say_boards
 from farm.errors import UsageError
+from farm.optimization import Optimized
 from farm.settings import Settings
 from farm.types.campaigns import Budget
 
@@ -66,7 +66,7 @@ def test_this_machine_takes_what_a_fleet_takes(tmp_path: pathlib.Path) -> None:
 def test_progress_is_told_now_and_then() -> None:
     """`wait` says how far it is every ten seconds, and the end at once."""
     said: list[str] = []
-    listener = api._Listener(said.append)
+    listener = optimization._Listener(said.append)
     progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}
     listener.print_progress("m", "running", "", Budget(trials=8), progress)
     assert said == []
@@ -89,7 +89,9 @@ def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
             return {}
 
     said: list[str] = []
-    one = api.Optimization(api.Campaign(name="m", models="mlp", boards="tx2", budget=8, home=tmp_path), said.append)
+    one = optimization.Optimization(
+        api.Campaign(name="m", models="mlp", boards="tx2", budget=8, home=tmp_path), said.append
+    )
     one.campaign = Waited()  # type: ignore[assignment]
     one.wait()
     assert len(said) == 1

@@ -101,10 +101,10 @@ def test_costs_are_of_a_million_inferences() -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (("0.05", "", ""), "--price-per-hour '0.05' is no price with its currency"),
-        (("", "cheap EUR", ""), "--price-per-kwh"),
+        (("0.05", "", ""), "--cost PRICE/h '0.05' is no price with its currency"),
+        (("", "cheap EUR", ""), "--cost PRICE/kWh"),
         (("1EUR", "1USD", ""), "prices are in EUR and USD"),
-        (("", "", "50"), "--battery '50' is no energy"),
+        (("", "", "50"), "--cost '50' is no energy"),
     ],
 )
 def test_prices_need_units(texts: tuple[str, str, str], said: str) -> None:

@@ -18,7 +18,7 @@ from tests.unit import campaign_orders as orders
 _LISTS: dict[str, Callable[[], None]] = {
     "board list": board.list_boards,
     "campaign list": campaign.list_campaigns,
-    "model zoo": model.list_zoo,
+    "model zoo": model.show_zoo,
     "sweep list": sweep.list_sweeps,
 }
 

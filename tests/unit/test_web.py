@@ -23,7 +23,7 @@ from farm.artifacts import catalogue
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
-from farm.store.trials import TrialOutcome
+from farm.store.trial_rows import TrialOutcome
 from farm.types import campaigns, documents
 from farm.values import Virtual
 from farm.web import app as web_app

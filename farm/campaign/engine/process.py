@@ -27,9 +27,9 @@ from farm.errors import FarmError, TransientError, UnavailableError
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.campaigns import ENDED_BY_FAULT
+from farm.store.campaign_rows import ENDED_BY_FAULT
 from farm.store.engines import name_engine
-from farm.values import CampaignState
+from farm.types.campaigns import CampaignState
 
 Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
 

@@ -19,8 +19,7 @@ from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import Lane, Status, to_labels, to_names
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
-from farm.types.campaigns import Order
-from farm.values import CampaignState
+from farm.types.campaigns import CampaignState, Order
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0

@@ -13,7 +13,8 @@ from typing import Any
 
 import tvm
 
-from farm.search.families.dense import Batched, Dense, Dots, Grouped
+from farm.search.families.dense import Dense
+from farm.search.families.dense_forms import Batched, Dots, Grouped
 from farm.search.families.depthwise import Depthwise
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import MARK, Family, Plan, Prediction, Unit

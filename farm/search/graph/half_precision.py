@@ -27,7 +27,8 @@ from farm.errors import ModelRefusedError, UsageError
 from farm.search import cores, gpus
 from farm.search.cores import Core
 from farm.search.families import expressions, facts
-from farm.search.families.dense import Dense, Grouped
+from farm.search.families.dense import Dense
+from farm.search.families.dense_forms import Grouped
 from farm.search.graph import algorithms, bindings, folding
 from farm.search.graph.pipelines import BF16_ALL, FLOAT32, FP16, Weights
 
