@@ -147,20 +147,15 @@ def _read(
     sums = [v.var for v in block.iter_vars if is_sum(v)]
     store = block.body
     used = [_used(load.indices, variables) for load in operands]
-    # The weight is the operand that alone uses the last dimension of the result, or the one without pixels.
     ends = [v for v in variables if any(expressions.mentions(final, v) for final in list(store.indices)[-1:])]
     if len(ends) != 1 or ends[0] in sums:
         return None
-    owners = [which for which in (0, 1) if ends[0] in used[which]]
-    group = 0
-    if len(owners) == 2:
-        owners = [which for which in owners if used[which] - set(sums) < used[1 - which] - set(sums)]
-        if len(owners) == 1:
-            group = _standstill(operands[1 - owners[0]].indices, ends[0], axes[ends[0]].extent)
+    owners = _find_weight(ends[0], used, set(sums))
     if len(owners) != 1:
         return None
     weight, data = operands[owners[0]], operands[1 - owners[0]]
     in_weight, in_data = used[owners[0]], used[1 - owners[0]]
+    group = _standstill(data.indices, ends[0], axes[ends[0]].extent) if ends[0] in in_data else 0
     spatial = [v for v in variables if v not in sums]
     batch = [v for v in spatial if v in in_weight and v in in_data]
     pixels = [v for v in spatial if v not in in_weight]
@@ -198,6 +193,14 @@ def _read(
         moved=pad is not None and is_moved(schedule, pad),
         halved=(str(weight.source.dtype), str(store.buffer.dtype)) == ("bfloat16", "float32"),
     )
+
+
+def _find_weight(end: Any, used: list[set[Any]], sums: set[Any]) -> list[int]:
+    """Return which operand is the weight: it alone uses the result's last dimension `end`, or it has no pixels."""
+    owners = [which for which in (0, 1) if end in used[which]]
+    if len(owners) == 2:
+        owners = [which for which in owners if used[which] - sums < used[1 - which] - sums]
+    return owners
 
 
 def _operands(block: Any) -> tuple[Any, Any] | None:

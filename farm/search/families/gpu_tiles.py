@@ -159,7 +159,7 @@ class GpuTiles:
         # Indexed by the block's own loops, so that a tile stages its own elements. A pad is checked while staging.
         held = schedule.reindex(main, ("read", facts.data_at))
         schedule.set_scope(held, 0, "shared")
-        threads, turned = plan["wide"] * plan["far"], _is_turned(plan, facts.element_bytes)
+        turned = _is_turned(plan, facts.element_bytes)
         if turned:
             at = len(facts.batch)
             schedule.transform_layout(held, ("write", 0), lambda *all_: [*all_[:at], *all_[at + 1 :], all_[at]])
@@ -205,23 +205,29 @@ class GpuTiles:
             near = schedule.cache_read(main, facts.data_at, "local")
             schedule.compute_at(near, step, preserve_unit_loops=True)
             schedule.vectorize(schedule.get_loops(near)[-1])
-        for at in range(len(schedule.get(main).reads)):
-            is_data = at == facts.data_at
-            copy = held if is_data else schedule.cache_read(main, at, "shared")
-            schedule.compute_at(copy, stage, preserve_unit_loops=True)
-            side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
-            run = plan["steps"] if is_data else side
-            lanes = _count_lanes(side * plan["steps"], threads, run, facts.element_bytes)
-            if is_data and turned:
-                # Neighbouring threads stage neighbouring pixels.
-                own = schedule.get_loops(copy)[-len(schedule.get(copy).iter_vars) :]
-                schedule.reorder(*own[len(facts.batch) + 1 :], own[len(facts.batch)])
-            gpu_cost.give_to_threads(schedule, copy, threads, lanes)
-            schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+        _stage_operands(schedule, facts, plan, main, held, stage)
         # While one stage is computed, the next is loaded into registers, then stored to the other half of the memory.
         schedule.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
         schedule.annotate(stage, "software_pipeline_order", [0, 3, 1, 4, 2])
         schedule.decompose_reduction(main, stage)
+
+
+def _stage_operands(schedule: Any, facts: Contraction, plan: Plan, main: Any, held: Any, stage: Any) -> None:
+    """Copy the operands of one stage to shared memory with all threads; `held` copies the data."""
+    threads = plan["wide"] * plan["far"]
+    for at in range(len(schedule.get(main).reads)):
+        is_data = at == facts.data_at
+        copy = held if is_data else schedule.cache_read(main, at, "shared")
+        schedule.compute_at(copy, stage, preserve_unit_loops=True)
+        side = plan["far"] * plan["columns"] if is_data else plan["wide"] * plan["channels"]
+        run = plan["steps"] if is_data else side
+        lanes = _count_lanes(side * plan["steps"], threads, run, facts.element_bytes)
+        if is_data and _is_turned(plan, facts.element_bytes):
+            # Neighbouring threads stage neighbouring pixels.
+            own = schedule.get_loops(copy)[-len(schedule.get(copy).iter_vars) :]
+            schedule.reorder(*own[len(facts.batch) + 1 :], own[len(facts.batch)])
+        gpu_cost.give_to_threads(schedule, copy, threads, lanes)
+        schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
 
 
 def _count_lanes(count: int, threads: int, run: int, size: int) -> int:

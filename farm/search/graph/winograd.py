@@ -138,22 +138,13 @@ def make_function(
     Tiles beyond the end are computed in full and cut. For a GPU, all tiles are one loop of `joined` steps, and share no
     strips; steps beyond the last tile repeat it.
     """
-    batch, height, width, depth = shape
-    top, left, _, _ = padding
+    batch, _, _, depth = shape
     rows, columns = count_results(shape, padding)
     tall, wide = count_tiles(shape, padding, m)
     alpha, name, places = m + 2, f"winograd{m}", (joined,) if joined else (batch, tall, wide)
     data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
-    padded = te.compute(
-        (batch, tall * m + 2, wide * m + 2, depth),
-        lambda n, y, x, c: tirx.if_then_else(
-            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
-            data[n, y - top, x - left, c],
-            tirx.FloatImm(dtype, 0.0),
-        ),
-        name=f"{name}_pad",
-    )
+    padded = _pad(data, shape, (batch, tall * m + 2, wide * m + 2, depth), padding, f"{name}_pad")
 
     def transform_column(i: Any, *at: Any) -> Any:
         *before, c = at
@@ -192,6 +183,21 @@ def make_function(
     )
     result = te.compute((batch, rows, columns, channels), transform_row, name=f"{name}_conv2d")
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+def _pad(data: Any, shape: Shape, wanted: Shape, padding: Padding, name: str) -> Any:
+    """Return the data among zeros in the `wanted` shape."""
+    _, height, width, _ = shape
+    top, left, _, _ = padding
+    return te.compute(
+        wanted,
+        lambda n, y, x, c: tirx.if_then_else(
+            tirx.all(y >= top, y < top + height, x >= left, x < left + width),
+            data[n, y - top, x - left, c],
+            tirx.FloatImm(str(data.dtype), 0.0),
+        ),
+        name=name,
+    )
 
 
 def count_tiles(shape: Shape, padding: Padding, m: int) -> tuple[int, int]:
