@@ -10,53 +10,32 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.reference
 import onnx.version_converter
 
 from farm.search.graph import expansions, microsoft
+from farm.search.graph.evaluation import COMPUTED, MOST_NUMBERS, Array, count, evaluate, find_sizes
 from farm.search.graph.folding import (
     NUMBERS,
     SIZED_BY_VALUES,
     STANDARD_DOMAINS,
-    bodies,
     is_replaced,
     names_read_by,
     node_label,
     renamed,
 )
 
-# Largest tensor to compute with: position grids and masks of large images have as many elements.
-MOST_NUMBERS = 1 << 22
 # Limits on an inlined Loop.
 _MOST_ROUNDS, _MOST_NODES = 4096, 100_000
 # ONNX Runtime's operators, unknown to ONNX: the first result has the type of the first operand.
 _LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
 _LIKE_OTHERS = {"DynamicQuantizeLSTM": "LSTM"}
-_COMPUTED = frozenset(
-    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
-    for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-        "float64",
-    )
-)  # fmt: skip
-# Never evaluated: random, 8-bit weights, or slow and irrelevant to shapes.
-_NEVER = frozenset(
-    {
-        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-        "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "Attention", "Conv", "ConvInteger",
-        "ConvTranspose", "DFT", "DeformConv", "GRU", "LSTM", "RNN", "STFT", "Scan",
-    }
-)  # fmt: skip
 
 # Operators that keep the elements and their order; Expand does where it repeats nothing.
 _RESHAPING = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-
-Array = npt.NDArray[Any]
 
 
 def fold(data: bytes) -> bytes:
@@ -150,7 +129,7 @@ class Folder:
             return False
         given = [self._types.get(name) for name in names_read_by(node)]
         made = [self._types.get(name) for name in node.output if name]
-        return all(_sizes(kind) is not None for kind in given) and any(_sizes(kind) is None for kind in made)
+        return all(find_sizes(kind) is not None for kind in given) and any(find_sizes(kind) is None for kind in made)
 
     def _add_tensor(self, tensor: onnx.TensorProto, name: str) -> None:
         self._types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
@@ -158,7 +137,7 @@ class Folder:
         copy.CopyFrom(tensor)
         copy.name = name
         self._tensors[name] = copy
-        if tensor.data_type in _COMPUTED and math.prod(tensor.dims) <= MOST_NUMBERS:
+        if tensor.data_type in COMPUTED and math.prod(tensor.dims) <= MOST_NUMBERS:
             self._known[name] = onnx.numpy_helper.to_array(tensor)
 
     def _visit(self, node: onnx.NodeProto) -> None:
@@ -175,7 +154,7 @@ class Folder:
         types = self._infer(node)
         self.fits = self.fits and self._is_possible(node, types)
         self._types |= types
-        values = self._evaluate(node, types)
+        values = evaluate(node, types, self._types, self._known, self._opsets, self._ir_version)
         if values is None:
             if self._in_body and (same := self._find_same(node, types)):
                 self._names[node.output[0]] = same
@@ -211,58 +190,13 @@ class Folder:
 
     def _is_possible(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> bool:
         """Check what ONNX's inference accepts: windows larger than the image, Reshape to another number of elements."""
-        made = [_sizes(types.get(name)) for name in node.output]
+        made = [find_sizes(types.get(name)) for name in node.output]
         if node.op_type == "Reshape":
-            given = _sizes(self._types.get(node.input[0]))
+            given = find_sizes(self._types.get(node.input[0]))
             if given is not None and made[0] is not None and math.prod(given) != math.prod(made[0]):
                 return False
         windows = node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose")
         return not windows or all(min(sizes or (1,)) > 0 for sizes in made)
-
-    def _evaluate(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, Array] | None:
-        """Return the node's results by name where they are known, else None."""
-        if node.domain not in STANDARD_DOMAINS or node.op_type in _NEVER or bodies(node):
-            return None
-        if node.op_type in ("Shape", "Size"):
-            return self._evaluate_shape(node)
-        if any(name and name not in self._known for name in node.input):
-            return None
-        if any(math.prod(_sizes(kind) or (1,)) > MOST_NUMBERS for kind in types.values()):
-            return None
-        names = [name for name in node.output if name]
-        given = {name: self._known[name] for name in node.input if name}
-        try:
-            found = self._run(node, given, names)
-        except Exception:  # noqa: BLE001 - the reference evaluator raises errors of any type; the node then stays
-            return None
-        for name, array in found.items():
-            if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in "biuf":
-                return None
-            kind = types.get(name)
-            wanted = kind.tensor_type.elem_type if kind is not None else 0
-            if wanted and wanted != onnx.helper.np_dtype_to_tensor_dtype(array.dtype):
-                return None
-        return {name: np.asarray(array) for name, array in found.items()}
-
-    def _run(self, node: onnx.NodeProto, given: Mapping[str, Array], names: list[str]) -> dict[str, Any]:
-        inputs = [
-            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in given.items()
-        ]
-        outputs = [onnx.ValueInfoProto(name=name) for name in names]
-        graph = onnx.helper.make_graph([node], "one", inputs, outputs)
-        model = onnx.helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir_version)
-        return dict(zip(names, onnx.reference.ReferenceEvaluator(model).run(None, dict(given)), strict=True))
-
-    def _evaluate_shape(self, node: onnx.NodeProto) -> dict[str, Array] | None:
-        """Evaluate Shape and Size of a value with a known shape."""
-        sizes = _sizes(self._types.get(node.input[0]))
-        if sizes is None:
-            return None
-        if node.op_type == "Size":
-            return {node.output[0]: np.array(math.prod(sizes), "int64")}
-        bounds = {each.name: each.i for each in node.attribute}
-        return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], "int64")}
 
     def _replace_by_body(self, node: onnx.NodeProto) -> bool:
         """Put an operator's body in its place, where its inputs' types are known."""
@@ -290,7 +224,7 @@ class Folder:
             candidates = self._sources.setdefault(
                 node.output[0], [*self._sources.get(node.input[0], ()), node.input[0]]
             )
-            if node.op_type == "Expand" and _count(self._types.get(node.input[0])) != _count(made):
+            if node.op_type == "Expand" and count(self._types.get(node.input[0])) != count(made):
                 del self._sources[node.output[0]]
                 return ""
         elif node.op_type == "Add":
@@ -356,7 +290,7 @@ class Folder:
         given = {each.name: each for each in node.attribute}
         body, count = given["body"].g, given["num_scan_inputs"].i
         states, scanned = list(node.input[:-count]), node.input[-count:]
-        shapes = [_sizes(self._types.get(name)) for name in scanned]
+        shapes = [find_sizes(self._types.get(name)) for name in scanned]
         if self._versions[""] < 9 or not all(shapes):  # opset 8 has a batch, and lengths of each of its sequences
             return False
         results = node.output[len(states) :]
@@ -436,17 +370,3 @@ def _respelt(node: onnx.NodeProto) -> onnx.NodeProto:
 def _read_opset(model: onnx.ModelProto) -> int:
     """Return the version of ONNX's own operators."""
     return next((each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS), 1)
-
-
-def _count(kind: onnx.TypeProto | None) -> int | None:
-    """Return the number of elements of a tensor where it is known."""
-    sizes = _sizes(kind)
-    return None if sizes is None else math.prod(sizes)
-
-
-def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """Return the shape of a tensor where it is fully known, else None."""
-    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
-        return None
-    dimensions = kind.tensor_type.shape.dim
-    return tuple(d.dim_value for d in dimensions) if all(d.HasField("dim_value") for d in dimensions) else None
