@@ -94,11 +94,6 @@ def confine(folder: Path) -> None:
     _filter_calls()
 
 
-def files_are_confined() -> bool:
-    """Whether this kernel has Landlock, so that `confine` protects the user's files."""
-    return _landlock_abi() > 0
-
-
 def _limit(which: int, value: int) -> None:
     hard = resource.getrlimit(which)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.store import schema
 from farm.store.boards import Boards
-from farm.store.clock import read_process_space
+from farm.store.clock import Instant, read_process_space
 from farm.store.queue import RequestQueue
 from farm.store.routes import find_bar
 from farm.store.session import VALUES_AT_ONCE, Statement, StorePart, StoreSession
@@ -74,13 +74,8 @@ class Leases(StorePart):
             raise UsageError("a lease needs an owner and a purpose")
         # Durable before the board stores the token too: a power cut must not make the store issue it twice.
         with self._db.writing(durably=True) as connection:
-            row = require_row(connection, board)
             now, wall = self._db.clock(), self._db.wall_clock()
-            standing = to_standing(row, now)
-            if refusal := _find_refusal(row, standing, allowed, within_reach):
-                raise refusal
-            if through and (bar := find_bar(connection, board, through, now)) is not None:
-                raise TransientError(f"board {board!r} cannot be reached through {through}: {bar}")
+            row = _require_free(connection, board, now, allowed, through, within_reach)
             if row["lease_token"] is not None:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
             expires_at = wall + ttl_s
@@ -103,15 +98,8 @@ class Leases(StorePart):
             )
             if request is not None:
                 connection.execute(schema.board_requests.delete().where(schema.board_requests.c.id == request))
-            self._boards.add_event(
-                connection,
-                board,
-                "lease_taken",
-                str(State.IDLE),
-                str(State.LEASED),
-                f"{purpose} (lease {token})",
-                owner,
-            )
+            change = str(State.IDLE), str(State.LEASED), f"{purpose} (lease {token})"
+            self._boards.add_event(connection, board, "lease_taken", *change, owner)
             store = str(connection.execute(sa.select(schema.identity.c.id)).scalar_one())
         return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at, nonce)
 
@@ -268,6 +256,18 @@ def make_over(lease: Lease) -> LeaseOverError:
 def _check_ttl(ttl_s: float) -> None:
     if not (math.isfinite(ttl_s) and ttl_s > 0):
         raise UsageError(f"a lease lasts a positive number of seconds, not {ttl_s:g}")
+
+
+def _require_free(
+    connection: sa.Connection, board: str, now: Instant, allowed: Collection[Health], through: str, within_reach: bool
+) -> dict[str, Any]:
+    """Return the row of a board that can be leased now; raise why it cannot."""
+    row = require_row(connection, board)
+    if refusal := _find_refusal(row, to_standing(row, now), allowed, within_reach):
+        raise refusal
+    if through and (bar := find_bar(connection, board, through, now)) is not None:
+        raise TransientError(f"board {board!r} cannot be reached through {through}: {bar}")
+    return row
 
 
 def _find_refusal(

@@ -107,17 +107,7 @@ class VerificationTask:
         `trials` are earlier measurements of verification. Candidates that were compared with the incumbent under equal
         conditions are left out.
         """
-        rounds = read_rounds(trials, self._rule.objective)
-        for row in trials:
-            if row.get("outcome"):
-                self.take_energy(row["candidate"], Outcome.from_dict(row["outcome"]))
-        blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
-        timeouts = Counter(row["candidate"] for row in blamed if row["status"] == Status.RUN_TIMEOUT)
-        failed = {
-            str(row["candidate"]): str(row["status"])
-            for row in blamed
-            if row["status"] != Status.RUN_TIMEOUT or timeouts[row["candidate"]] >= MAX_TIMEOUTS
-        }
+        failed = self._read_trials(trials)
         self.incumbent = incumbent
         self._known_s = {each.candidate: each.median_s for each in known if each.median_s is not None}
         self._limit_s = max(1.0, self.slack) * min(self._known_s.values(), default=math.inf)
@@ -125,14 +115,10 @@ class VerificationTask:
         def note(name: str, why: str) -> None:
             self._note(self.programs[name], why)
 
+        rounds = read_rounds(trials, self._rule.objective)
         self.contest = Contest(self._seed, self._rule, rounds, note, self._limit_s)
         self.contest.failed.update(failed)
-        evidence = (incumbent.evidence if incumbent is not None else None) or {}
-        if (evidence.get("objective", "latency"), evidence.get("deadline_s")) != (
-            self._rule.objective,
-            self._deadline_s,
-        ):
-            evidence = {}  # what it was compared by does not count here
+        evidence = self._read_evidence(incumbent)
         self._settled = frozenset(map(str, evidence.get("settled", ())))
         good = sorted(
             (each for each in known if each.candidate in self._known_s),
@@ -143,17 +129,54 @@ class VerificationTask:
             name for name in traces if name not in self._settled and not (incumbent and name == incumbent.candidate)
         ]
         before = [name for name in traces if any(name in each.latency_s for each in rounds)]
-        doubted = self._find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
             return TaskResult(held=True, reason="the search found no candidate that it was not compared with")
         fastest_s = min(self._known_s.values(), default=0.0)
         if not self._repeat_alone and incumbent is not None and incumbent.median_s <= fastest_s:
             return TaskResult(held=True, reason="the search found no faster candidate")
         self._boards = {each.candidate: each.board or "" for each in good}
-        order = [*before]
         if incumbent is not None:
             traces[incumbent.candidate] = incumbent.trace_json
-            order.append(incumbent.candidate)
+        order = self._seat(known, good, fresh, before, traces)
+        self._queue = [(name, traces[name]) for name in order if name not in failed]
+        if not self._queue:
+            if failed:
+                return TaskResult(reason=_join(failed))
+            return TaskResult(reason="no candidate of it ran well" if known else "no trial of it was made")
+        return None
+
+    def _read_trials(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Take in the energies of earlier trials; return the status of each candidate that failed for good."""
+        for row in trials:
+            if row.get("outcome"):
+                self.take_energy(row["candidate"], Outcome.from_dict(row["outcome"]))
+        blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
+        timeouts = Counter(row["candidate"] for row in blamed if row["status"] == Status.RUN_TIMEOUT)
+        return {
+            str(row["candidate"]): str(row["status"])
+            for row in blamed
+            if row["status"] != Status.RUN_TIMEOUT or timeouts[row["candidate"]] >= MAX_TIMEOUTS
+        }
+
+    def _read_evidence(self, incumbent: Record | None) -> Mapping[str, Any]:
+        """Return the incumbent's evidence; empty where it was compared by another objective or deadline."""
+        evidence = (incumbent.evidence if incumbent is not None else None) or {}
+        goal = evidence.get("objective", "latency"), evidence.get("deadline_s")
+        return evidence if goal == (self._rule.objective, self._deadline_s) else {}
+
+    def _seat(
+        self,
+        known: Sequence[KnownCandidate],
+        good: Sequence[KnownCandidate],
+        fresh: Sequence[str],
+        before: Sequence[str],
+        traces: Mapping[str, str],
+    ) -> list[str]:
+        """Order the candidates by who joins first, and set how many take part."""
+        doubted = self._find_promising(good, fresh)
+        order = [*before]
+        if self.incumbent is not None:
+            order.append(self.incumbent.candidate)
             self._top += 1
         elif fresh:
             # It takes the seat of an incumbent: otherwise a moment's load at its trial would let any later candidate
@@ -168,13 +191,8 @@ class VerificationTask:
                 self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
         seats = list(dict.fromkeys([*order, *fresh]))[: self._top]
         self._top += len(set(doubted) - set(seats))
-        order += [*doubted, *fresh, *(name for name in traces if name in self._settled)]
-        self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
-        if not self._queue:
-            if failed:
-                return TaskResult(reason=_join(failed))
-            return TaskResult(reason="no candidate of it ran well" if known else "no trial of it was made")
-        return None
+        settled = (name for name in traces if name in self._settled)
+        return list(dict.fromkeys([*order, *doubted, *fresh, *settled]))
 
     def _find_promising(self, good: Sequence[KnownCandidate], fresh: Sequence[str]) -> list[str]:
         """Return candidates measured only on a drifting board that could be the best; `good` is sorted, best first."""
