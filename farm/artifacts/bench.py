@@ -31,7 +31,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
-from farm.crew.choice import plan_target
+from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
@@ -140,15 +140,7 @@ def bench(
             gpus.prepare_boards(target.config, settings)
         order = make.CompileOrder(subject.opened, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
-        wanted = [each for each in (OURS, *rivals) if each not in tuple(ENGINES) and each not in artifacts]
-        own = subject.artifact.manifest.pipeline if subject.artifact else kind.pipeline
-        ways = {
-            each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else own, each == OURS) for each in wanted
-        }
-        if wanted:
-            say(f"{name}: compiling")
-        job = functools.partial(make.compile_ways, order, target, candidates, ways)
-        done = compile_in_subprocess(job, name, say=say)[0] if wanted else {}
+        done = _compile_missing(subject, order, target, candidates, rivals, say)
         batch = subject.opened.about.batch or 1
         needed = done[OURS].memory_bytes if OURS in done else artifacts[OURS].manifest.memory_bytes
         needs.setdefault(name, {})[batch] = needed
@@ -160,28 +152,8 @@ def bench(
         names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
         algorithms = list_algorithms(subject, done)
         inputs = make_inputs(subject.opened.inputs, settings.seed)
-        variants = [
-            Variant(
-                each,
-                Engine.RELAX_VM,
-                programs[each],
-                ordered(inputs),
-                each in (OURS, BASELINE),
-                subject.device,
-                each == UNTUNED,
-            )
-            for each in names
-            if each in programs
-        ]
-        missing, added = {}, []
-        for engine in (each for each in ENGINES if each in rivals):
-            try:
-                if instances > 1 and engine is Engine.TENSORRT:
-                    raise UnavailableError("a GPU runs one instance at a time")
-                added.append(make_variant(engine, subject.opened, inputs, about))
-            except UnavailableError as error:
-                missing[str(engine)] = error.message
-        variants[1:1] = added
+        variants = _list_own(subject, [each for each in names if each in programs], programs, inputs)
+        variants[1:1], missing = _list_engines(subject.opened, inputs, about, rivals, instances)
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(
@@ -203,14 +175,63 @@ def bench(
         "clocks": clocks,
         "runs": describe_runs(settings.model_runs),
         "models": models,
-        "greatest_batch": {
-            name: found
-            for name, known in needs.items()
-            if (found := find_greatest_batch(known, min(about.memory_bytes // instances, limits.memory_bytes)))
-            is not None
-        },
+        "greatest_batch": _find_batches(needs, min(about.memory_bytes // instances, limits.memory_bytes)),
     }
     return document, timings
+
+
+def _find_batches(needs: Mapping[str, Mapping[int, int]], memory_bytes: int) -> dict[str, int]:
+    """Return the greatest batch of each model where it is known."""
+    found = {name: find_greatest_batch(known, memory_bytes) for name, known in needs.items()}
+    return {name: batch for name, batch in found.items() if batch is not None}
+
+
+def _compile_missing(
+    subject: Subject,
+    order: make.CompileOrder,
+    target: TargetPlan,
+    candidates: make.Candidates,
+    rivals: Sequence[str],
+    say: Callable[[str], None],
+) -> dict[str, compile.Compiled]:
+    """Compile the farm's own programs that are no artifact yet, by variant."""
+    artifacts, name = subject.list_artifacts(), subject.opened.source.name
+    wanted = [each for each in (OURS, *rivals) if each not in tuple(ENGINES) and each not in artifacts]
+    if not wanted:
+        return {}
+    own = subject.artifact.manifest.pipeline if subject.artifact else order.board_type.pipeline
+    ways = {
+        each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else own, each == OURS) for each in wanted
+    }
+    say(f"{name}: compiling")
+    job = functools.partial(make.compile_ways, order, target, candidates, ways)
+    return dict(compile_in_subprocess(job, name, say=say)[0])
+
+
+def _list_own(
+    subject: Subject, names: Sequence[str], programs: Mapping[str, bytes], inputs: Mapping[str, Any]
+) -> list[Variant]:
+    """Return what the board runs of the farm's own programs."""
+    given, main = ordered(inputs), (OURS, BASELINE)
+    return [
+        Variant(each, Engine.RELAX_VM, programs[each], given, each in main, subject.device, each == UNTUNED)
+        for each in names
+    ]
+
+
+def _list_engines(
+    opened: GivenModel, inputs: Mapping[str, Any], board: Description, rivals: Sequence[str], instances: int
+) -> tuple[list[Variant], dict[str, str]]:
+    """Return what the board runs in the other engines, and by engine why not."""
+    missing, added = {}, []
+    for engine in (each for each in ENGINES if each in rivals):
+        try:
+            if instances > 1 and engine is Engine.TENSORRT:
+                raise UnavailableError("a GPU runs one instance at a time")
+            added.append(make_variant(engine, opened, inputs, board))
+        except UnavailableError as error:
+            missing[str(engine)] = error.message
+    return added, missing
 
 
 def _share(limits: Limits, instances: int, board: HeldForModels, subjects: Sequence[Subject]) -> Limits:
