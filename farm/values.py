@@ -314,26 +314,6 @@ class Record:
         return "gpu" if is_for_gpu(self.pipeline) else "cpu"
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelDecision:
-    """The records from which a model is compiled, after it was timed itself: all but those that lost.
-
-    It applies to the model with these `workloads` (`name_workloads`), on boards of a type at an operating point.
-    `refused` maps workloads to the candidates of rejected records; a record with a newer candidate is undecided.
-    `evidence` is the whole A/B test, as reports show it.
-    """
-
-    model_sha256: str
-    workloads: str
-    board_type: str
-    operating_point: str
-    simulated: bool
-    refused: Mapping[str, str]
-    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    campaign: int | None = None
-    decided_at: float = 0.0
-
-
 # The columns of a workload in the store, which another farm reads too.
 _STORED = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
 # The prefix of workload names with float16 arithmetic.

@@ -17,7 +17,8 @@ from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
 from farm.errors import FarmError, InternalError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
-from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
+from farm.types.campaigns import ModelDecision
+from farm.values import DEFAULT_POINT, Record, name_workloads
 
 # Assumed time to request a copy from the driver and wait for it.
 _COPY_START_S = 20e-6

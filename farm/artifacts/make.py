@@ -39,7 +39,8 @@ from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision, pipelines
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, ModelDecision, Record, is_for_gpu
+from farm.types.campaigns import ModelDecision
+from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from farm.processes import confined
 from farm.search import proof, traces
 from farm.search import target as search_target
 from farm.search.tvm_env import ms
-from farm.store import schema
+from farm.store import expressions
 from farm.store.imports import RecordBundle
 from farm.values import Record, Trial, Workload
 
@@ -83,7 +83,7 @@ def require_trial(value: Trial) -> None:
     _require_fields(value)
     _require(0 <= value.campaign < 2**53 and 0 <= value.attempt < 2**31, "a trial's number is invalid")
     for seconds in (value.build_s, value.held_s):
-        _require(seconds is None or 0 <= seconds < schema.LONGEST_S, "a trial's time is invalid")
+        _require(seconds is None or 0 <= seconds < expressions.LONGEST_S, "a trial's time is invalid")
     require_possible(value.outcome)
     _require_time(value.median_s)
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from farm.errors import FarmError, UnavailableError
 from farm.settings import StoreLocation
-from farm.store import postgresql, schema, sqlite
+from farm.store import append_only, postgresql, sqlite
 from farm.store.clock import Instant
 
 # The one schema that this version reads. A table or column more takes the next number.
@@ -109,7 +109,7 @@ def _make(database: Database) -> None:
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
-            schema.make_tables(connection, HEAD)
+            append_only.make_tables(connection, HEAD)
         elif current < HEAD:
             raise UnavailableError(
                 f"{database.location} has schema {current}, of an earlier tvm-farm; this version does not read it",

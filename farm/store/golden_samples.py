@@ -6,7 +6,7 @@ import dataclasses
 
 import sqlalchemy as sa
 
-from farm.store import schema
+from farm.store import expressions, schema
 from farm.store.session import StorePart
 from farm.store.standing import (
     note_seen,
@@ -64,7 +64,7 @@ class GoldenSamples(StorePart):
                 table.c.kernel == kernel,
                 table.c.operating_point == operating_point,
                 table.c.simulated == simulated,
-                schema.is_sound(table.c.median_s),
+                expressions.is_sound(table.c.median_s),
                 sa.true() if board is None else table.c.board == board,
             )
             .subquery()
@@ -93,7 +93,7 @@ class GoldenSamples(StorePart):
         ranked = sa.select(table, age.label("age")).where(table.c.id > after).subquery()
         fields = [field.name for field in dataclasses.fields(GoldenSample) if field.name != "samples_s"]
         query = sa.select(ranked.c.id, *(ranked.c[name] for name in fields))
-        query = query.where(ranked.c.age <= newest, schema.is_sound(ranked.c.median_s)).order_by(ranked.c.id)
+        query = query.where(ranked.c.age <= newest, expressions.is_sound(ranked.c.median_s)).order_by(ranked.c.id)
         return [
             (row["id"], GoldenSample(**{name: row[name] for name in fields}, samples_s=()))
             for row in self._db.rows(query)

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from device_agent.protocol import Outcome
-from farm.store import schema
+from farm.store import expressions, schema
 from farm.store.records import StoredRecords, is_of
 from farm.store.session import StorePart, StoreSession
 from farm.store.trials import Trials, to_row
@@ -70,7 +70,7 @@ class Imports(StorePart):
         table = schema.trials
         trials: list[tuple[Trial, float]] = []
         for record in records:
-            same = (table.c[name] == getattr(record, name) for name in schema.OF_CANDIDATE)
+            same = (table.c[name] == getattr(record, name) for name in expressions.OF_CANDIDATE)
             rows = self._db.rows(sa.select(table).where(*same).order_by(table.c.id))
             trials += self._db.read_each("the trial", rows, lambda row: (_to_trial(row), float(row["recorded_at"])))
         hashes = sorted({record.workload for record in records})
@@ -119,13 +119,13 @@ class Imports(StorePart):
     ) -> None:
         trials, table = schema.trials, schema.records
         wrong = sa.select(trials.c.id).where(
-            trials.c.workload == record.workload, trials.c.candidate == record.candidate, schema.is_wrong()
+            trials.c.workload == record.workload, trials.c.candidate == record.candidate, expressions.is_wrong()
         )
         if connection.execute(wrong.limit(1)).first() is not None:
             taken.refused += 1
             return
         row = (
-            connection.execute(sa.select(table).where(is_of(record), schema.is_sound(table.c.median_s)))
+            connection.execute(sa.select(table).where(is_of(record), expressions.is_sound(table.c.median_s)))
             .mappings()
             .first()
         )
@@ -146,14 +146,14 @@ class Imports(StorePart):
     def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:
         """Whether a candidate was tried here, with any result."""
         table = schema.trials
-        same = (table.c[name] == value for name, value in zip(schema.OF_CANDIDATE, place, strict=True))
-        query = sa.select(table.c.id).where(*same, schema.is_own_trial()).limit(1)
+        same = (table.c[name] == value for name, value in zip(expressions.OF_CANDIDATE, place, strict=True))
+        query = sa.select(table.c.id).where(*same, expressions.is_own_trial()).limit(1)
         return connection.execute(query).first() is not None
 
     def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
         """The campaign for trials imported from one of another farm's campaigns."""
         table = schema.campaigns
-        rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == schema.IMPORTED))
+        rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == expressions.IMPORTED))
         for campaign, settings in rows:
             known = settings.get("origin") or {}
             if (known.get("store"), known.get("campaign")) == (origin["store"], number):
@@ -169,7 +169,7 @@ class Imports(StorePart):
             settings={"origin": {**origin, "campaign": number}},
             started_at=origin["at"],
             finished_at=origin["at"],
-            state=schema.IMPORTED,
+            state=expressions.IMPORTED,
         )
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
-from farm.store import database, schema
+from farm.store import database, expressions, schema
 from farm.store.clock import Instant
 
 try:
@@ -202,7 +202,7 @@ def _make_engine(url: str) -> sa.Engine:
         pool_timeout=database.BUSY_TIMEOUT_S,
         pool_pre_ping=True,
         json_serializer=_dump_json,
-        json_deserializer=schema.load_json,
+        json_deserializer=expressions.load_json,
         # Options in the URL take precedence.
         connect_args={"options": options.strip()} | {name: value for name, value in ours.items() if name not in said},
     )

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.errors import UsageError
-from farm.store import schema
+from farm.store import append_only, expressions, schema
 from farm.store.session import StorePart
 from farm.values import WINNER_TRIAL
 
@@ -128,7 +128,7 @@ class Pruning(StorePart):
         every = self._db.rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
         winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
         proofs = sa.select(trials.c.campaign, count).where(
-            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(schema.is_wrong()))),
+            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(expressions.is_wrong()))),
             trials.c.purpose != WINNER_TRIAL,
         )
         kept: dict[int, int] = {}
@@ -184,7 +184,7 @@ class Pruning(StorePart):
         if connection.execute(over).first() is None:
             return 0
         query = sa.select(trials.c.id).where(trials.c.campaign == campaign, ~_is_kept()).limit(most)
-        with schema.deletable(connection):
+        with append_only.deletable(connection):
             return connection.execute(trials.delete().where(trials.c.id.in_(query))).rowcount
 
     def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:
@@ -210,8 +210,8 @@ def _select_proofs() -> sa.Select[Any]:
 
 def _proves() -> sa.ColumnElement[bool]:
     trials, records = schema.trials, schema.records
-    return sa.and_(*(trials.c[name] == records.c[name] for name in schema.OF_CANDIDATE))
+    return sa.and_(*(trials.c[name] == records.c[name] for name in expressions.OF_CANDIDATE))
 
 
 def _is_kept() -> sa.ColumnElement[bool]:
-    return (schema.trials.c.purpose == WINNER_TRIAL) | schema.is_wrong() | sa.exists().where(_proves())
+    return (schema.trials.c.purpose == WINNER_TRIAL) | expressions.is_wrong() | sa.exists().where(_proves())

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import sqlalchemy as sa
 
 from farm.errors import InternalError
-from farm.store import schema
+from farm.store import expressions, schema
 from farm.store.session import StorePart
-from farm.values import UNTUNED, ModelDecision, Record
+from farm.types.campaigns import ModelDecision
+from farm.values import UNTUNED, Record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +95,7 @@ class StoredRecords(StorePart):
         """
         table = schema.records
         with self._db.writing() as connection:
-            query = sa.select(table).where(is_of(record), schema.is_sound(table.c.median_s))
+            query = sa.select(table).where(is_of(record), expressions.is_sound(table.c.median_s))
             known = connection.execute(query).mappings().first()
             if known is not None and not replace and known["origin"] is None:
                 lucky = known["candidate"] == record.candidate and known["evidence"] and not record.evidence
@@ -155,7 +156,7 @@ class StoredRecords(StorePart):
         """
         table, wrong = schema.trials, schema.trials.alias("wrong")
         is_wrong = sa.exists().where(
-            wrong.c.workload == table.c.workload, wrong.c.candidate == table.c.candidate, schema.is_wrong(wrong)
+            wrong.c.workload == table.c.workload, wrong.c.candidate == table.c.candidate, expressions.is_wrong(wrong)
         )
         found: dict[str, BestTrial] = {}
         # A finalist was measured many times: read more rows until there are enough candidates.
@@ -168,7 +169,7 @@ class StoredRecords(StorePart):
                     table.c.board_type == board_type,
                     table.c.operating_point == operating_point,
                     table.c.simulated == simulated,
-                    schema.is_sound(table.c.median_s),
+                    expressions.is_sound(table.c.median_s),
                     table.c.candidate != UNTUNED,
                     ~is_wrong,
                 )
@@ -189,7 +190,7 @@ class StoredRecords(StorePart):
         table = schema.trials
         query = sa.select(table.c.board_type, table.c.operating_point).distinct()
         query = query.where(
-            table.c.workload == workload, table.c.simulated == simulated, schema.is_sound(table.c.median_s)
+            table.c.workload == workload, table.c.simulated == simulated, expressions.is_sound(table.c.median_s)
         )
         rows = self._db.rows(query.order_by(table.c.board_type, table.c.operating_point))
         return [(row["board_type"], row["operating_point"]) for row in rows]
@@ -227,7 +228,7 @@ def to_record(row: dict[str, Any]) -> Record:
 def _select_records() -> sa.Select[Any]:
     table, about = schema.records, schema.workloads
     query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline, about.c.target)
-    query = query.join(about, about.c.hash == table.c.workload).where(schema.is_sound(table.c.median_s))
+    query = query.join(about, about.c.hash == table.c.workload).where(expressions.is_sound(table.c.median_s))
     # Down to a unique key: pages of a list share no record and miss none.
     last = (table.c.operating_point, table.c.workload, table.c.simulated)
     return query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, *last)
@@ -235,5 +236,5 @@ def _select_records() -> sa.Select[Any]:
 
 def _was_tried(campaign: int | None) -> sa.ColumnElement[bool]:
     trials, table = schema.trials, schema.records
-    same = (trials.c[name] == table.c[name] for name in schema.OF_CANDIDATE)
+    same = (trials.c[name] == table.c[name] for name in expressions.OF_CANDIDATE)
     return sa.exists().where(trials.c.campaign == campaign, *same)

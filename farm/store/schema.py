@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import uuid
-from collections.abc import Iterator
-from typing import Any
-
 import sqlalchemy as sa
-
-from device_agent.protocol import Status
 
 # PostgreSQL's INTEGER ends at 2^31, and its text order is a language's by default.
 Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
@@ -295,48 +287,6 @@ trial_counts = sa.Table(
     sa.Column("trials", Integer, nullable=False),
 )
 
-# What a trial and the record of its candidate share.
-OF_CANDIDATE = ("workload", "board_type", "operating_point", "simulated", "candidate")
-
-# Imported trials may hold any number: a median outside these bounds is no time that a run takes.
-SHORTEST_S, LONGEST_S = 1e-12, 1e9
-
-
-def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whether a median in seconds is a possible time."""
-    return median_s.between(SHORTEST_S, LONGEST_S)
-
-
-# The state of the campaign that imported trials are kept under.
-IMPORTED = "imported"
-
-
-def is_own_trial(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:
-    """Whether a trial was made by this farm, not imported."""
-    return ~sa.exists().where(campaigns.c.id == of.c.campaign, campaigns.c.state == IMPORTED)
-
-
-def is_wrong(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:
-    """Whether a trial of this farm computed a wrong result; those of other farms condemn no candidate here."""
-    # A literal: SQLite uses a partial index only if it can match the condition.
-    return (of.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")) & is_own_trial(of)
-
-
-def load_json(text: str) -> Any:
-    """The value of a JSON column; the text itself where Python cannot parse it, which no reader takes."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    """The sum of non-null values, 0 without any."""
-    return sa.func.coalesce(sa.func.sum(column), 0.0)
-
-
-sound_median_s = sa.case((is_sound(trials.c.median_s), trials.c.median_s)).label("median_s")
-
 
 # `origin` names the farm and campaign of an imported record, null for one made here.
 records = sa.Table(
@@ -438,52 +388,3 @@ events = sa.Table(
     sa.Column("by", Text, nullable=False, server_default=""),
     sa.Index("ix_events_subject", "subject", "id"),
 )
-
-
-# Append-only tables, with the name of their rows.
-APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
-_FUNCTION = "farm_append_only"
-
-
-def make_tables(connection: sa.Connection, revision: str) -> None:
-    """Create all tables in an empty database, at `revision`."""
-    metadata.create_all(connection, checkfirst=False)
-    for table, words in APPEND_ONLY.items():
-        _forbid_changes(connection, table, words)
-    connection.execute(identity.insert(), {"id": uuid.uuid4().hex})
-    # The name is Alembic's, which version 0.2 used: that version knows this store to be newer.
-    connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
-    connection.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
-
-
-@contextlib.contextmanager
-def deletable(connection: sa.Connection) -> Iterator[None]:
-    """Allow deletion of trials within the enclosing transaction."""
-    name = f"{trials.name}_no_delete"
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
-        yield
-        connection.execute(sa.text(f"ALTER TABLE trials ENABLE TRIGGER {name}"))
-        return
-    made = connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar_one()
-    connection.execute(sa.text(f"DROP TRIGGER {name}"))
-    yield
-    connection.exec_driver_sql(made)
-
-
-def _forbid_changes(connection: sa.Connection, table: str, words: str) -> None:
-    """Add triggers that refuse to change or delete a row."""
-    on_server = connection.dialect.name == "postgresql"
-    if on_server:
-        connection.exec_driver_sql(
-            f"CREATE OR REPLACE FUNCTION {_FUNCTION}() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE restrict_violation USING MESSAGE = TG_ARGV[0] || ' are append-only'; END $$"
-        )
-    for action in ("UPDATE", "DELETE"):
-        name = f"{table}_no_{action.lower()}"
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER {name} BEFORE {action} ON {table} FOR EACH ROW EXECUTE FUNCTION {_FUNCTION}('{words}')"
-            if on_server
-            else f"CREATE TRIGGER {name} BEFORE {action} ON {table}"
-            f" BEGIN SELECT RAISE(ABORT, '{words} are append-only'); END"
-        )

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from farm import folders
 from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
-from farm.store import database, schema
+from farm.store import database, expressions
 from farm.store.clock import Instant, read_clock
 
 _TRIES = 5
@@ -105,7 +105,7 @@ class SqliteDatabase:
             sa.URL.create("sqlite", database=str(path)),
             creator=lambda: _connect(path),
             poolclass=sa.QueuePool,
-            json_deserializer=schema.load_json,
+            json_deserializer=expressions.load_json,
         )
         sa.event.listen(self.engine, "begin", _begin)
         sa.event.listen(self.engine, "checkin", _drop_if_still)

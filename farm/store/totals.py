@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from device_agent.protocol import FaultSide
-from farm.store import schema
+from farm.store import expressions, schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
 from farm.types.campaigns import CampaignStanding, CampaignState, TrialSums
 from farm.values import SEARCH_TRIAL
@@ -64,7 +64,7 @@ class Totals(StorePart):
                 trials.c.board_type == board_type,
                 trials.c.simulated == simulated,
                 trials.c.held_s.is_not(None),
-                schema.is_own_trial(),
+                expressions.is_own_trial(),
             )
             .order_by(trials.c.id.desc())
             .limit(NEWEST_TRIALS)
@@ -120,7 +120,7 @@ class Totals(StorePart):
         table = schema.trials
         key = (table.c.board_type, table.c.board, table.c.purpose, table.c.status, table.c.fault_side)
         query = (
-            sa.select(*key, sa.func.count(), schema.total(table.c.held_s))
+            sa.select(*key, sa.func.count(), expressions.total(table.c.held_s))
             .where(table.c.campaign == campaign)
             .group_by(*key)
             .order_by(*(column.nulls_first() for column in key))
@@ -131,7 +131,7 @@ class Totals(StorePart):
         """Every counted trial, in order."""
         table = schema.trials
         query = (
-            sa.select(table.c.board_type, table.c.workload, table.c.operating_point, schema.sound_median_s)
+            sa.select(table.c.board_type, table.c.workload, table.c.operating_point, expressions.sound_median_s)
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )
@@ -171,8 +171,8 @@ class Totals(StorePart):
             sa.select(
                 table.c.fault_side,
                 sa.func.count().filter(table.c.purpose == SEARCH_TRIAL).label("trials"),
-                schema.total(table.c.build_s).label("build_s"),
-                schema.total(table.c.held_s).label("board_s"),
+                expressions.total(table.c.build_s).label("build_s"),
+                expressions.total(table.c.held_s).label("board_s"),
                 sa.func.max(table.c.id).label("mark"),
             )
             .where(table.c.campaign == campaign, table.c.id > before.mark)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
-from farm.store import database, schema
+from farm.store import database, expressions, schema
 from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
 from farm.store.trial_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
@@ -112,7 +112,10 @@ class Trials(StorePart):
         `columns` selects some; all of them, with traces and outcomes, may be gigabytes.
         """
         table = schema.trials
-        wanted = [schema.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()]
+        sound = expressions.sound_median_s
+        wanted = [sound if name == "median_s" else table.c[name] for name in columns or table.c.keys()]
+            expressions.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()
+        ]
         query = sa.select(*wanted).order_by(table.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
@@ -126,7 +129,7 @@ class Trials(StorePart):
         `task` (board type, workload, operating point) selects one.
         """
         table = schema.trials
-        query = sa.select(table.c.candidate, table.c.trace_json, table.c.board, schema.sound_median_s)
+        query = sa.select(table.c.candidate, table.c.trace_json, table.c.board, expressions.sound_median_s)
         query = query.where(table.c.campaign == campaign, table.c.counted.is_not(None)).order_by(table.c.id)
         if task is not None:
             of_task = zip((table.c.board_type, table.c.workload, table.c.operating_point), task, strict=True)
@@ -159,7 +162,7 @@ class Trials(StorePart):
         """The total time for which a campaign's trials held boards, in seconds."""
         table = schema.trials
         [row] = self._db.rows(
-            sa.select(schema.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign)
+            sa.select(expressions.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign)
         )
         return float(row["held_s"])
 
@@ -195,7 +198,7 @@ class Trials(StorePart):
         """
         trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
-        median_s = schema.sound_median_s.element
+        median_s = expressions.sound_median_s.element
         again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, median_s)))
         lied = sa.exists().where(
             doubts.c.board == trials.c.board, trials.c.id > doubts.c.after_trial, trials.c.id <= doubts.c.until_trial
@@ -216,8 +219,8 @@ class Trials(StorePart):
                 trials.c.operating_point == operating_point,
                 trials.c.simulated == simulated,
                 trials.c.candidate != UNTUNED,
-                schema.is_sound(trials.c.median_s)
-                | ((trials.c.fault_side == str(FaultSide.CANDIDATE)) & schema.is_own_trial()),
+                expressions.is_sound(trials.c.median_s)
+                | ((trials.c.fault_side == str(FaultSide.CANDIDATE)) & expressions.is_own_trial()),
             )
             .group_by(trials.c.candidate)
             .order_by(sa.func.min(trials.c.id))
@@ -246,7 +249,7 @@ class Trials(StorePart):
         """The newest trials of all campaigns on boards of this farm after a number, oldest first."""
         table = schema.trials
         query = sa.select(table.c.board, table.c.recorded_at, table.c.operating_point, table.c.outcome)
-        query = query.where(table.c.id > after, schema.is_own_trial()).order_by(table.c.id.desc()).limit(limit)
+        query = query.where(table.c.id > after, expressions.is_own_trial()).order_by(table.c.id.desc()).limit(limit)
         return [row for row in reversed(self._db.read(query, TrialOutcome)) if row.board]
 
     # For another search
@@ -346,7 +349,7 @@ def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _select_wrong() -> sa.Select[Any]:
     table = schema.trials
-    return sa.select(table.c.workload, table.c.candidate).where(schema.is_wrong())
+    return sa.select(table.c.workload, table.c.candidate).where(expressions.is_wrong())
 
 
 def _select_good() -> sa.Select[Any]:
@@ -354,7 +357,7 @@ def _select_good() -> sa.Select[Any]:
     task = (table.c.workload, table.c.board_type, table.c.operating_point)
     return (
         sa.select(*task, table.c.candidate, table.c.id)
-        .where(schema.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
+        .where(expressions.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
         .order_by(*task, table.c.median_s, table.c.candidate)
     )
 

@@ -323,3 +323,23 @@ class TrialSums:
     by_side: Mapping[str, int] = dataclasses.field(default_factory=dict)
     build_s: float = 0.0
     board_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDecision:
+    """The records from which a model is compiled, after it was timed itself: all but those that lost.
+
+    It applies to the model with these `workloads` (`name_workloads`), on boards of a type at an operating point.
+    `refused` maps workloads to the candidates of rejected records; a record with a newer candidate is undecided.
+    `evidence` is the whole A/B test, as reports show it.
+    """
+
+    model_sha256: str
+    workloads: str
+    board_type: str
+    operating_point: str
+    simulated: bool
+    refused: Mapping[str, str]
+    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    campaign: int | None = None
+    decided_at: float = 0.0

@@ -9,7 +9,8 @@ import pytest
 
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.values import DEFAULT_POINT, ModelDecision, name_workloads
+from farm.types.campaigns import ModelDecision
+from farm.values import DEFAULT_POINT, name_workloads
 
 DECISION = ModelDecision(
     "ab" * 32, name_workloads(["w1", "w2"]), "nano", DEFAULT_POINT, True, {"w1": "c1"}, {"said": "gained"}, 3

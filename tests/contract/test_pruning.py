@@ -24,13 +24,13 @@ GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
 KILLED = """
 import os, sys
 from farm.store import Store, schema
-lift = schema.deletable
+lift = append_only.deletable
 def deletable(connection):
     with lift(connection):
         if connection.exec_driver_sql("SELECT count(*) FROM trials").scalar() < 45:
             os.kill(os.getpid(), 9)
         yield
-schema.deletable = __import__("contextlib").contextmanager(deletable)
+append_only.deletable = __import__("contextlib").contextmanager(deletable)
 from farm.store import pruning
 pruning._FIRST_CHUNK = pruning._LARGEST_CHUNK = 5
 place = sys.argv[1]

@@ -28,7 +28,8 @@ from farm.models.inputs import make_inputs
 from farm.search import target as targets
 from farm.search.workloads import Prepared, prepare_model
 from farm.sweep.run.programs import SweepRecipe
-from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
+from farm.types.campaigns import ModelDecision
+from farm.values import DEFAULT_POINT, Record, name_workloads
 from tests.integration.one_search import OneSearch
 
 KIND = require_board_type("local")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.artifacts.choice import RecordFit, Records, Relative
-from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
+from farm.types.campaigns import ModelDecision
+from farm.values import DEFAULT_POINT, Record, name_workloads
 
 FAST = "mode=MAXN"
 
