@@ -114,8 +114,6 @@ class Trials(StorePart):
         table = schema.trials
         sound = expressions.sound_median_s
         wanted = [sound if name == "median_s" else table.c[name] for name in columns or table.c.keys()]
-            expressions.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()
-        ]
         query = sa.select(*wanted).order_by(table.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
