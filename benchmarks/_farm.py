@@ -15,7 +15,6 @@ import _machine
 import numpy as np
 
 from device_agent.protocol import Engine, Limits, RunSpec, Status
-from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.campaign.engine.host import share_cores
@@ -35,6 +34,7 @@ from farm.search import tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.target import host_target, make_target
 from farm.search.workloads import prepare_model
+from farm.selection.fitting import Records
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign

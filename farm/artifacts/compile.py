@@ -1,6 +1,6 @@
 """Compile a model for a board type from its records into one linked library with a Relax VM executable.
 
-`choice` decides which record serves a workload.
+`farm.selection.fitting` decides which record serves a workload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tvm
 from tvm import relax, tirx
 
 from farm import linker
-from farm.artifacts.choice import RecordChoice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
@@ -30,6 +29,7 @@ from farm.search.target import make_code_target
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
+from farm.selection.fitting import RecordChoice, Records
 from farm.values import Record, Workload
 
 _log = logging.getLogger(__name__)

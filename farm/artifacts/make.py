@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
-from farm.artifacts import artifact_folder, compile, lengths
-from farm.artifacts import choice as devices
+from farm.artifacts import artifact_folder, compile, devices, lengths
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
-from farm.artifacts.choice import Records, Relative, describe_imported
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
 from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
@@ -37,6 +35,7 @@ from farm.search import gpus
 from farm.search import target as search_target
 from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision, pipelines
+from farm.selection.fitting import Records, Relative, describe_imported
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import ModelDecision

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from farm.artifacts import make
-from farm.artifacts.choice import RecordFit
 from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
 from farm.search import default_schedule, traces, tvm_env
 from farm.search.workloads import prepare_model
+from farm.selection.fitting import RecordFit
 from farm.values import Record
 
 tvm = tvm_env.load()

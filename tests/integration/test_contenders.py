@@ -16,7 +16,6 @@ from device_agent.protocol import RunDetails
 from device_agent.worker import engines
 from device_agent.worker.timing import load_module
 from farm.artifacts import contenders, make
-from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_prepared
 from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
 from farm.artifacts.given_model import open_model
@@ -27,6 +26,7 @@ from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import target as targets
 from farm.search.workloads import Prepared, prepare_model
+from farm.selection.fitting import Records
 from farm.sweep.run.programs import SweepRecipe
 from farm.types.campaigns import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads

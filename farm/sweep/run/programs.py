@@ -16,7 +16,6 @@ import onnx
 
 from device_agent.protocol import CPU
 from farm.artifacts import compile
-from farm.artifacts.choice import describe_imported
 from farm.artifacts.make import Candidates, make_book, to_config
 from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan
@@ -26,6 +25,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.lengths import set_batch
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
+from farm.selection.fitting import describe_imported
 from farm.values import DEFAULT_POINT
 
 UNTUNED, TUNED, COMPILED = "untuned", "tuned", "compiled"
