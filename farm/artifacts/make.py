@@ -38,7 +38,7 @@ from farm.search.graph import half_precision, pipelines
 from farm.selection.fitting import Records, Relative, describe_imported
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, Record, is_for_gpu
 from farm.version import __version__
 

@@ -19,7 +19,8 @@ from farm.artifacts.package import WHEEL, explain_name, write_package
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.types.states import CampaignState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,8 @@ from farm.processes.jobs import JobProcess
 from farm.processes.machine import close_abandoned_campaigns, machine_lock, name_user, wait_for_machine
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.types.states import CampaignState
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, Workload
 
 # An engine ends within seconds of its last campaign.

@@ -17,7 +17,7 @@ from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_page, campaign_rows
 from farm.types import campaigns
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from farm.units import format_minute
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from farm.processes import machine
 from farm.report import campaign_document, campaign_rows
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from device_agent.protocol import FaultSide, Status
 from farm.closing import Closing
 from farm.errors import UnavailableError
-from farm.types.campaigns import CampaignStanding, CampaignState, TrialSums
 from farm.types.documents import BoardInfo
+from farm.types.states import CampaignStanding, CampaignState, TrialSums
 from farm.values import Health, State
 from farm.version import __version__
 

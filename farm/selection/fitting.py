@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import StrEnum
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
 
 # Returns a workload's hash for another target (TVM's dict).

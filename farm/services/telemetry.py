@@ -15,7 +15,7 @@ from farm.errors import FarmError
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import TrialSums
+from farm.types.states import TrialSums
 
 if TYPE_CHECKING:
     from farm.services.keeper import Keeper

@@ -14,7 +14,7 @@ from farm.errors import InternalError, PermanentError, UsageError
 from farm.store import schema
 from farm.store.session import Statement
 from farm.types import campaigns
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"

@@ -34,7 +34,7 @@ from farm.store.campaign_rows import (
 from farm.store.session import Statement, StorePart, StoreSession
 from farm.store.workloads import Workloads
 from farm.types import campaigns
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from farm.values import Workload
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from farm.errors import InternalError
 from farm.store import expressions, schema
 from farm.store.session import StorePart
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import UNTUNED, Record
 
 if TYPE_CHECKING:

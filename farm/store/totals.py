@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide
 from farm.store import expressions, schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
-from farm.types.campaigns import CampaignStanding, CampaignState, TrialSums
+from farm.types.states import CampaignStanding, CampaignState, TrialSums
 from farm.values import SEARCH_TRIAL
 
 # Enough for a steady median; older trials were measured under other settings.

@@ -41,7 +41,8 @@ from farm.testing.played_boards import PlayedBoard
 from farm.testing.played_parts import ARGUMENTS, PlayedDatabase, replaced
 from farm.testing.watch import _POINTS, Watch
 from farm.testing.world import BEGIN_S, HOST, PlayedHost, World
-from farm.types.campaigns import CampaignState, Order
+from farm.types.campaigns import Order
+from farm.types.states import CampaignState
 from farm.values import Health, Virtual, Workload
 
 _TYPE, _PORT = "jetson-nano", 9090

@@ -9,7 +9,7 @@ from farm.campaign.engine import engine
 from farm.campaign.scheduler.state import Assignment
 from farm.store import Store
 from farm.testing.played_boards import Act, PlayedBoard
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from farm.values import SEARCH_TRIAL
 
 _POINTS = {"default": OperatingPoint(), "slow": OperatingPoint(cpu_freq_hz={"cpu": 403_200_000})}

@@ -16,8 +16,8 @@ from farm.report import campaign_rows
 from farm.store import Store
 from farm.store.standing import BoardFilters, find_cause
 from farm.types import campaigns
-from farm.types.campaigns import CampaignState
 from farm.types.documents import BoardEvent, BoardInfo
+from farm.types.states import CampaignState
 from farm.values import Health, State
 from farm.web import series
 from farm.web.series import Gauges, GoldenRuns

@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from tests.acceptance.conftest import FARM, Done, Home, new_home
 from tests.unit.campaign_orders import make_order, submit
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from tests.acceptance.conftest import wait_until
 from tests.acceptance.hosts import Coordinator, coordinators, register, wait_in_service
 from tests.integration.board_hosts import BoardHost, board_host

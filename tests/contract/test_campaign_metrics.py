@@ -9,7 +9,7 @@ import pytest
 from device_agent.protocol import Status
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.types.campaigns import TrialSums
+from farm.types.states import TrialSums
 from farm.values import WINNER_TRIAL
 from tests.contract.test_campaign_store import NANO, TX2, add, submit
 

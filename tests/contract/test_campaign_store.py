@@ -17,7 +17,8 @@ from farm.report import campaign_document
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.session import StoreSession
-from farm.types.campaigns import Budget, CampaignState
+from farm.types.campaigns import Budget
+from farm.types.states import CampaignState
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
 from tests.contract.conftest import run_python
 from tests.fleet_store import Clocks

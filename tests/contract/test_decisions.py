@@ -9,7 +9,7 @@ import pytest
 
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, name_workloads
 
 DECISION = ModelDecision(

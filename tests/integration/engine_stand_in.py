@@ -15,7 +15,7 @@ from farm.campaign.engine.state import ENGINE
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 
 
 def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ from farm.search import target as targets
 from farm.search.workloads import Prepared, prepare_model
 from farm.selection.fitting import Records
 from farm.sweep.run.programs import SweepRecipe
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
 from tests.integration.one_search import OneSearch
 

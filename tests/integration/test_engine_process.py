@@ -20,7 +20,7 @@ from farm.errors import UnavailableError
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 from tests.unit.campaign_orders import make_order, submit

@@ -19,7 +19,7 @@ from farm.processes import children
 from farm.services import powering
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from farm.values import Direct
 from tests.acceptance.conftest import new_home, wait_until
 from tests.ports import find_free_port

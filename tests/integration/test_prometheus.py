@@ -22,7 +22,7 @@ from farm.connectivity.services import SERVICES
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignStanding, TrialSums
+from farm.types.states import CampaignStanding, TrialSums
 from farm.values import Virtual
 from farm.web import live_board
 from tests.board_rows import make_lease

@@ -15,7 +15,8 @@ from farm.campaign.engine.process import explain_end
 from farm.errors import StoreFaultError, UnavailableError, UsageError
 from farm.processes.machine import process_identity
 from farm.store import Store
-from farm.types.campaigns import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.types.states import CampaignState
 from tests.integration.test_engine_process import wait_until
 from tests.integration.test_two_coordinators import coordinator
 from tests.postgresql import Cluster

@@ -21,7 +21,7 @@ from farm.processes.machine import process_identity
 from farm.services.daemon import TakeOver
 from farm.store import Store
 from farm.store.engines import name_engine
-from farm.types.campaigns import CampaignState
+from farm.types.states import CampaignState
 from farm.values import Board
 from tests.board_rows import make_lease
 from tests.integration.board_hosts import require_namespaces

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.selection.fitting import RecordFit, Records, Relative
-from farm.types.campaigns import ModelDecision
+from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
 
 FAST = "mode=MAXN"

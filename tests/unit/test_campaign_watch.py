@@ -19,7 +19,8 @@ from farm.processes.machine import process_identity
 from farm.report import campaign_table
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import Budget, CampaignState, FleetCampaign
+from farm.types.campaigns import Budget, FleetCampaign
+from farm.types.states import CampaignState
 from farm.values import Trial
 from tests.unit.campaign_documents import make_document
 from tests.unit.campaign_orders import make_order, submit

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from farm.errors import UnavailableError
 from farm.metrics import farm_metrics
 from farm.metrics.farm_metrics import HOST, TRIES, Exporter, FarmMetrics
-from farm.types.campaigns import CampaignStanding, TrialSums
 from farm.types.documents import BoardInfo
+from farm.types.states import CampaignStanding, TrialSums
 from farm.values import Health, State
 from tests.board_rows import make_lease, make_row
 

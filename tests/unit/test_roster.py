@@ -16,7 +16,8 @@ from farm.campaign.scheduler import events
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import to_campaign
 from farm.store import Store
-from farm.types.campaigns import CampaignState, Order
+from farm.types.campaigns import Order
+from farm.types.states import CampaignState
 from farm.values import Board
 from tests.unit import campaign_orders
 from tests.unit.fleet_campaigns import Hands

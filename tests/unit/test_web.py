@@ -24,7 +24,7 @@ from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
 from farm.store.trial_rows import TrialOutcome
-from farm.types import campaigns, documents
+from farm.types import campaigns, documents, states
 from farm.values import Virtual
 from farm.web import app as web_app
 from farm.web import charts, now, orders, pages, tokens, work_pages
@@ -587,7 +587,7 @@ def test_an_ended_campaign_has_no_share_that_is_left(home: pathlib.Path, state: 
     with Store(home / "farm.db") as store:
         campaign = store.campaigns.require(web_store.CAMPAIGN)
     changes = {
-        "state": campaigns.CampaignState(state),
+        "state": states.CampaignState(state),
         "budget": campaigns.Budget(trials=100),
         "progress": {"counted": 19},
     }

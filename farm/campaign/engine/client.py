@@ -18,7 +18,8 @@ from farm.processes.home_process import run_logged
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.types.states import CampaignState
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from farm.errors import StoreFaultError, TransientError, UnavailableError, Usage
 from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import Budget, CampaignState, FleetCampaign
+from farm.types.campaigns import Budget, FleetCampaign
+from farm.types.states import CampaignState
 
 # A failover of PostgreSQL takes minutes. After that, another host's engine may reach the store where this one cannot.
 STORE_PATIENCE_S = 900.0

@@ -15,7 +15,8 @@ from farm.campaign.plan_estimate import CHECK_S, count_tasks, list_final_s, plan
 from farm.campaign.scheduler.state import CampaignEntry
 from farm.selection.tie import LOOKS
 from farm.store import Store
-from farm.types.campaigns import CampaignState, FleetCampaign, Order
+from farm.types.campaigns import FleetCampaign, Order
+from farm.types.states import CampaignState
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL
 
 # The fewest trials that show a pace.

@@ -19,7 +19,8 @@ from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import Lane, Status, to_labels, to_names
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
-from farm.types.campaigns import CampaignState, Order
+from farm.types.campaigns import Order
+from farm.types.states import CampaignState
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0

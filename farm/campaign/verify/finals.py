@@ -38,7 +38,8 @@ from farm.points.values import Objective, format_clocks
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import ModelDecision, Order, TypeOrder
+from farm.types.campaigns import Order, TypeOrder
+from farm.types.states import ModelDecision
 from farm.values import name_workloads
 
 # How long a final waits for a free board; its campaign stays open until then.
