@@ -75,7 +75,7 @@ def test_its_report(rack: Home) -> None:
         (("pause", "smal"), "there is no campaign 'smal'"),
         (("budget", "small"), "no limit was given"),
         (("budget", "small", "--trials", "0"), "--trials must be a whole number of at least 1"),
-        (("clone", "small", "small"), "there is a campaign small already"),
+        (("run", "--from", "small", "--name", "small"), "there is a campaign small already"),
     ],
 )
 def test_what_is_refused(rack: Home, words: tuple[str, ...], message: str) -> None:

@@ -67,7 +67,7 @@ def test_a_gate_bounds_the_loss(home: Home) -> None:
         (("evaluate", "tiny-cnn", "--data", "data", "--classes", "names.txt"), "--classes has 2 names"),
         (("evaluate", "tiny-cnn", "--data", "data", "--task", "detect"), "the model is no detector"),
         (("quantize", "mlp", "--calibration", "data", "--out", "x.onnx"), "no image that the model takes"),
-        (("fetch", "alexnet"), "no trained model is called 'alexnet'"),
+        (("zoo", "--fetch", "alexnet"), "no trained model is called 'alexnet'"),
     ],
 )
 def test_what_does_not_fit_is_refused(home: Home, words: tuple[str, ...], said: str) -> None:

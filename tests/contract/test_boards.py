@@ -11,7 +11,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import InternalError, TransientError, UsageError
-from farm.store import Store, boards, parse_transport
+from farm.store import Store, golden_samples, parse_transport
 from farm.store.standing import find_cause
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, State, Trial, Virtual
 from tests.board_rows import make_quarantine
@@ -243,7 +243,7 @@ def test_the_latest_golden_run_is_found(store: Store) -> None:
 
 def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that is probed for years keeps the last runs only, per kernel and point."""
-    monkeypatch.setattr(boards, "GOLDEN_KEPT", 3)
+    monkeypatch.setattr(golden_samples, "GOLDEN_KEPT", 3)
     store.golden.add(sample(9.0, operating_point="maxn"))
     for number in range(1, 6):
         store.golden.add(sample(float(number)))

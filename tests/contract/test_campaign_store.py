@@ -204,7 +204,7 @@ def test_an_interrupted_campaign_cannot_be_paused(store: Store) -> None:
 
 @pytest.mark.parametrize("state", ["finished", "cancelled", "failed"])
 def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None:
-    """The error says how it ended, and that it can be cloned."""
+    """The error says how it ended, and that it can be run again."""
     store.campaigns.note(1, state, "as it is")
     calls: list[Callable[[], object]] = [
         lambda: store.campaigns.want("fleet", "run", "ann"),
@@ -213,7 +213,7 @@ def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None
     for call in calls:
         with pytest.raises(UsageError, match=f"over \\({state}: as it is\\)") as caught:
             call()
-        assert "clone" in caught.value.hint
+        assert "run --from" in caught.value.hint
 
 
 def test_a_budget_can_be_changed(store: Store) -> None:

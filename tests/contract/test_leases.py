@@ -144,9 +144,9 @@ def test_the_real_clock_goes_forward() -> None:
     [
         ("suspect", [Kind.THROTTLED], TransientError, ""),
         ("quarantined", [Kind.QUARANTINE], TransientError, ""),
-        ("maintenance", [Kind.DRAIN], UnavailableError, "undrain"),
-        ("unsafe", [Kind.UNSAFE], BoardUnsafeError, "clear"),
-        ("retired", [Kind.RETIRE], UnavailableError, "clear"),
+        ("maintenance", [Kind.DRAIN], UnavailableError, "release"),
+        ("unsafe", [Kind.UNSAFE], BoardUnsafeError, "release"),
+        ("retired", [Kind.RETIRE], UnavailableError, "release"),
     ],
 )
 def test_work_wants_a_good_board(

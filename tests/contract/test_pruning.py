@@ -23,7 +23,7 @@ GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
 # A process that is killed within a deleting transaction.
 KILLED = """
 import os, sys
-from farm.store import Store, schema
+from farm.store import Store, append_only, schema
 lift = append_only.deletable
 def deletable(connection):
     with lift(connection):

@@ -79,7 +79,7 @@ def test_progress_is_told_now_and_then() -> None:
 
 def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While winners are measured on boards of a fleet, `wait` says so."""
-    monkeypatch.setattr(api, "_TELL_S", 0.0)
+    monkeypatch.setattr(optimization, "_TELL_S", 0.0)
 
     class Waited:
         name = "m"
