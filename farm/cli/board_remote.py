@@ -86,6 +86,7 @@ def execute(
         list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards, then `--` and the command to run.")
     ],
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit for each board.")] = "60s",
+    accept_host_key: first_contact.Accept = None,
     json: options.Json = False,
 ) -> None:
     """Run a command on boards over SSH. Ends with its exit code, of several boards with the greatest.
@@ -112,7 +113,7 @@ def execute(
         if not json:
             _print_done(name, done, many)
 
-    done = _run_everywhere(settings, addresses, command, timeout_s, [], show)
+    done = _run_everywhere(settings, addresses, command, timeout_s, accept_host_key or [], show)
     if json:
         output.print_json([done[name].to_document(name) for name in boards])
     elif not many:
@@ -131,6 +132,7 @@ def logs(
         str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    accept_host_key: first_contact.Accept = None,
 ) -> None:
     """Show the logs of a board's agent and clock helper."""
     settings = farm_settings.load()
@@ -142,7 +144,7 @@ def logs(
         print_log(folder / own, lines, follow)
         return
     if follow:
-        _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix), [])
+        _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix), accept_host_key or [])
         return
     command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
@@ -150,7 +152,7 @@ def logs(
         {name: connectivity_addresses.to_ssh_address(transport)},
         command,
         _LOG_TIMEOUT_S,
-        [],
+        accept_host_key or [],
         lambda *_: None,
     )[name]
     if done.error:
