@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,15 +36,18 @@ def run(
     ] = False,
     again: Annotated[str, typer.Option("--from", metavar="NAME", help="Run a campaign again, without a file.")] = "",
     name: Annotated[str, typer.Option("--name", metavar="NEW", help="Name of the campaign that --from makes.")] = "",
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", min=1, help="Trials of the campaign that --from makes.")
+    ] = None,
     detach: Detach = False,
     compile_to: campaign_options.CompileTo = None,
     json: options.Json = False,
 ) -> None:
     """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
-    if again or name:
+    if again or name or trials:
         if file is not None or dry_run or not (again and name):
             raise UsageError("--from OLD --name NEW run a campaign again, without a file")
-        _run_again(again, name, detach, json)
+        _run_again(again, name, {} if trials is None else {"trials": trials}, detach, json)
         return
     if file is None:
         raise UsageError("which campaign?", "Give a campaign file, or --from OLD --name NEW.")
@@ -109,11 +112,11 @@ def resume(
         campaign_options.make(settings, name, screen.note, json)
 
 
-def _run_again(name: str, new: str, detach: bool, json: bool) -> None:
+def _run_again(name: str, new: str, changes: dict[str, Any], detach: bool, json: bool) -> None:
     """Run a campaign again under another name; `farm campaign budget` changes what it may use."""
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        submit.clone(store, name, new, {}, machine.name_user(), f"campaign run --from {name} --name {new}")
+        submit.clone(store, name, new, changes, machine.name_user(), f"campaign run --from {name} --name {new}")
         with client.EnginePrestart(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 

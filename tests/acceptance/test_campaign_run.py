@@ -109,7 +109,7 @@ def test_a_plain_script_may_plan(rack: Home) -> None:
 
 def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
     """Ctrl-C pauses a campaign that a command runs, within 5 s; that of `attach` ends the showing alone."""
-    running = rack.start("campaign", "run", "--from", "small", "second", "--trials", "400", FARM_BATCH="2")
+    running = rack.start("campaign", "run", "--from", "small", "--name", "second", "--trials", "400", FARM_BATCH="2")
     running.wait_for("second is running")
     watching = rack.start("campaign", "attach", "second")
     watching.wait_for("second is ")

@@ -297,7 +297,7 @@ def test_the_check_finds_and_removes_what_came_in_before(
     code, said = _call(home, "store", "check")
     assert code == 1
     assert f"workload {workload.hash} ({workload.name}: its module cannot be read" in said
-    assert "db check --remove" in said
+    assert "store check --remove" in said
     code, said = _call(home, "record", "export", str(tmp_path / "folder"))
     assert (code, workload.hash in said) == (2, True)
     code, said = _call(home, "store", "check", "--remove")
@@ -364,14 +364,14 @@ def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path)
     [shown] = json.loads(run_farm(tmp_path, "list", "--workload", "conv2d", "--since", "1d", "--json"))
     assert (shown["candidate"], shown["origin"]) == (record.candidate, None)
     assert json.loads(run_farm(tmp_path, "list", "--workload", "softmax", "--json")) == []
-    best = json.loads(run_farm(tmp_path, "best", record.workload[:6], "--json"))["candidates"]
+    best = json.loads(run_farm(tmp_path, "show", record.workload[:6], "--top", "5", "--json"))["candidates"]
     assert [(each["rank"], each["record"]) for each in best] == [(1, True), (2, False), (3, False)]
     other = tmp_path / "other"
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     sqlite.copy_store(tmp_path / "farm.db", theirs / "farm.db")
     before = (theirs / "farm.db").read_bytes()
-    assert json.loads(run_farm(other, "merge", str(theirs / "farm.db"), "--json"))["records"] == 1
+    assert json.loads(run_farm(other, "import", str(theirs / "farm.db"), "--json"))["records"] == 1
     assert [path.name for path in theirs.iterdir()] == ["farm.db"]
     assert (theirs / "farm.db").read_bytes() == before
     assert json.loads(run_farm(tmp_path, "export", str(tmp_path / "out"), "--json"))["records"] == 1
@@ -397,8 +397,8 @@ def test_records_are_pulled_from_a_file_and_a_url(store: Store, tmp_path: pathli
         server.shutdown()
     assert [each.candidate for each in bundle.records] == [record.candidate]
     other = tmp_path / "other"
-    assert json.loads(run_farm(other, "pull", str(path), "--json"))["records"] == 1
-    assert json.loads(run_farm(other, "pull", str(path), "--json"))["records"] == 0
+    assert json.loads(run_farm(other, "import", str(path), "--json"))["records"] == 1
+    assert json.loads(run_farm(other, "import", str(path), "--json"))["records"] == 0
     path.write_bytes(gzip.compress(b"[]"))
     with pytest.raises(UsageError, match="no records that can be read"):
         pull.read_source(str(path))
