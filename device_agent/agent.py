@@ -16,7 +16,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +30,11 @@ from device_agent.rig import Rig
 from device_agent.sysfs import Tree, open_tree
 
 if TYPE_CHECKING:
+    from device_agent.board_types import BoardType
     from device_agent.session.board import Board, Simulation
-
 
 # Where the service listens (`deploy/systemd/tvm-farm-clock-helper.service`).
 SERVICE_SOCKET = "/run/tvm-farm/clock-helper.sock"
-
-
 _log = logging.getLogger(__name__)
 # Set before NumPy and TVM are imported. The runtime-only library, and BLAS and OpenMP without pools, start no
 # threads and fork quickly. TVM_NUM_THREADS sizes TVM's pool in a worker and overrides OMP_NUM_THREADS.
@@ -140,8 +138,9 @@ def make_board(
     tree: Tree,
     socket_path: str | None,
     simulation: Simulation | None = None,
+    types: Mapping[str, BoardType] | None = None,
 ) -> Board:
-    """Make the board over `tree`, whose clocks the clock helper at `socket_path` writes; None: nothing does."""
+    """Make the board over `tree`, whose clocks the clock helper at `socket_path` writes; None: nothing does. `types` where they are read."""
     from device_agent.session.board import Board
 
     access = None
@@ -155,8 +154,9 @@ def make_board(
         tree,
         access,
         getattr(chosen, "max_library_bytes", 0),
-        meter=chosen.meter,
-        simulation=simulation,
+        types,
+        chosen.meter,
+        simulation,
     )
 
 

@@ -25,8 +25,6 @@ EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 GENERIC = "generic-linux"
 # With libyaml, a board's processor reads the types in a seventh of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 # The first links to the second if /proc is mounted.
 _FOLDERS = ("/proc/device-tree", "/sys/firmware/devicetree/base")
 

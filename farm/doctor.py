@@ -106,7 +106,7 @@ def _link() -> str:
 
 
 def _emulate(settings: Settings) -> str:
-    """Check the emulator of virtual boards; `farm doctor --board` runs a kernel on one."""
+    """Check the emulator of virtual boards; `farm doctor NAME` runs a kernel on one."""
     emulation.prepare(settings)
     return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 

@@ -90,7 +90,7 @@ def require_new_name(store: Store, name: str) -> None:
         hint = (
             f"`farm campaign resume {name}` goes on with it; give this one another name otherwise."
             if not there[name].over
-            else f"Give this one another name; `farm campaign run --from {name} NEW-NAME` does the same again."
+            else f"Give this one another name; `farm campaign run --from {name} --name NEW` does the same again."
         )
         raise UsageError(f"there is a campaign {name} already, which is {state}", hint)
 

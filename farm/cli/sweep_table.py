@@ -42,7 +42,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
         output.say(f"report: {document['report']['page']}")
     else:
         number = document["sweep"]
-        output.say(f"`farm sweep show --out report {number}` writes the page, `farm sweep export {number}` the setting")
+        output.say(f"`farm sweep show {number} --out DIR` writes the page, `farm sweep export {number}` the setting")
     if any(series["pick"] for series in document["series"]):
         output.say("`farm campaign run FILE` with the pick under `operating_points` finds the schedules best there")
 

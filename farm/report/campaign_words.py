@@ -79,7 +79,7 @@ def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
         answers=[*_doubts(document), *_answers(gains)],
         summary=[" ".join(_summarise(document))],
         sections=[Section(title, blocks) for title, each in sections.items() if (blocks := list(each))],
-        footer=f"Written by farm campaign show --out report {document['name']}."
+        footer=f"Written by farm campaign show {document['name']} --out DIR."
         + (" All figures are simulated." if simulated else ""),
     )
 

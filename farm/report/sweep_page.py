@@ -61,7 +61,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         answers=sweep_answer.write_answers(document),
         summary=summary,
         sections=(),
-        footer=f"Written by farm sweep show --out report {document['sweep']}."
+        footer=f"Written by farm sweep show {document['sweep']} --out DIR."
         + (" All figures are simulated." if simulated else ""),
     )
     return pages.write_html(

@@ -91,7 +91,7 @@ def _require_open(connection: sa.Connection, name: str) -> campaigns.FleetCampai
     if campaign.over:
         raise UsageError(
             f"campaign {name!r} is over ({campaign.state}: {campaign.reason})",
-            "A new campaign starts from all that it measured: `farm campaign run --from`.",
+            "A new campaign starts from all that it measured: `farm campaign run --from NAME --name NEW`.",
         )
     return campaign
 

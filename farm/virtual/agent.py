@@ -83,4 +83,4 @@ def assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
         emulator = beside.start_emulator(folder, types[chosen.virtual].clusters, work_folder / "outputs")
     tree = open_tree(chosen.root)
     simulation = SimulatedHardware(tree, work_folder, emulator)
-    return agent.make_board(chosen, stack, tree, socket_path, simulation)
+    return agent.make_board(chosen, stack, tree, socket_path, simulation, types)

@@ -57,7 +57,7 @@ def test_a_campaign_runs_to_its_end(rack: Home) -> None:
 @pytest.mark.core
 def test_its_report(rack: Home) -> None:
     """The report has a page, JSON and pictures, also from another folder and after the engine has gone."""
-    done = rack.run("campaign", "show", "--out", "report", "small", "--out", "report", "--json")
+    done = rack.run("campaign", "show", "small", "--out", "report", "--json")
     assert done.code == 0, done.err
     for kind, mark in (("page", '<p class="simulated">'), ("markdown", "> **Simulated.**")):
         page = pathlib.Path(rack.path / done.json()["report"][kind]).read_text()

@@ -88,7 +88,7 @@ def home() -> Iterator[Home]:
 
 def test_report_is_written(home: Home) -> None:
     """The page, CSV, JSON and pictures are where the command says, and the page says that it is simulated."""
-    done = home.run("sweep", "show", "--out", "report", str(SIMULATED), "--out", "here", "--json")
+    done = home.run("sweep", "show", str(SIMULATED), "--out", "here", "--json")
     assert done.code == 0, done.err
     paths = {kind: home.path / path for kind, path in done.json()["report"].items()}
     assert set(paths) == {"page", "csv", "json", "front", "clock-a57"}

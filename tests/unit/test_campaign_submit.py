@@ -138,7 +138,7 @@ def test_a_name_is_used_once(store: Store, tmp_path: pathlib.Path) -> None:
     number = campaign_orders.submit(store, campaign_orders.make_order("c"))
     assert "there is a campaign c already, which is submitted\n  `farm campaign resume c`" in refuse(store, tmp_path)
     store.campaigns.note(number, "finished", "")
-    assert "`farm campaign run --from c NEW-NAME`" in refuse(store, tmp_path)
+    assert "`farm campaign run --from c --name NEW`" in refuse(store, tmp_path)
 
 
 def test_a_model_that_changed_since_the_plan_is_refused(store: Store, tmp_path: pathlib.Path) -> None:

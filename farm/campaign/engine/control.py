@@ -164,7 +164,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
     if campaign.state is CampaignState.VERIFYING:
         raise UsageError(
             f"the search of campaign {name} is over ({campaign.reason}): its winners are being measured",
-            f"`farm campaign run --from {name} NEW-NAME` goes on from all that it has measured.",
+            f"`farm campaign run --from {name} --name NEW` goes on from all that it has measured.",
         )
     budget = campaign.budget.change(changes)
     if budget == Budget():
