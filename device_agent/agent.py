@@ -140,7 +140,7 @@ def make_board(
     simulation: Simulation | None = None,
     types: Mapping[str, BoardType] | None = None,
 ) -> Board:
-    """Make the board over `tree`, whose clocks the clock helper at `socket_path` writes; None: nothing does. `types` where they are read."""
+    """Make the board over `tree`, whose clocks the clock helper at `socket_path` writes; None: nothing does."""
     from device_agent.session.board import Board
 
     access = None

@@ -25,7 +25,6 @@ from farm.search.target import host_target
 # Unscheduled code is slow: some seconds per case of a ResNet.
 _MOST_CASES = 2
 
-
 IMPORT_HINT = (
     "TVM imports the model differently from ONNX Runtime, so neither --exact nor other records help. Export it with "
     "another opset or other operators (`farm model show` lists them), and report it. If it takes only some values, "

@@ -30,7 +30,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
 from farm.processes import machine
-from farm.store import standing
+from farm.store import Store, standing
 from farm.types import documents
 from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
@@ -282,13 +282,13 @@ def _release(name: str, why: str, force: bool) -> tuple[str, str]:
         board = store.boards.require(name)
         mine = board.is_reserved_by(machine.name_user())
         if board.lease is not None and (force or mine):
-            ended = store.leases.force_release(name, machine.name_user(), why or ("given back" if mine else ""))
+            ended = store.leases.force_release(
+                name, machine.name_user(), why or ("given back before its time" if mine else "")
+            )
             return name, "released" if ended else "has no holder"
         kind = _ENDS.get(board.health)
         if kind is not None:
-            decide = health.decide_by(health.Observation(kind, why))
-            [result] = store.boards.observe_several([name], str(kind), machine.name_user(), decide).values()
-            return name, str(result.standing.health) + (f"; {result.reason}" if result.reason else " already")
+            return name, _observe(store, kind, [name], why)[name][1]
         if board.lease is not None:
             raise UsageError(
                 f"{name} is held by {output.holder(board.lease)}",
@@ -300,12 +300,20 @@ def _release(name: str, why: str, force: bool) -> tuple[str, str]:
 def _order(kind: health.Kind, names: list[str], why: str) -> output.Document:
     """Order the same of boards: of all, or of none where one of them refuses it."""
     with options.open_store() as store:
-        decide = health.decide_by(health.Observation(kind, why))
-        results = store.boards.observe_several(list(dict.fromkeys(names)), str(kind), machine.name_user(), decide)
-    yield [{"board": name, "health": str(result.standing.health)} for name, result in results.items()]
-    for name, result in results.items():
-        said = f"; {result.reason}" if result.reason else " already"
-        output.stdout.print(f"{name}: {result.standing.health}{said}")
+        done = _observe(store, kind, names, why)
+    yield [{"board": name, "health": now} for name, (now, _) in done.items()]
+    for name, (_, said) in done.items():
+        output.stdout.print(f"{name}: {said}")
+
+
+def _observe(store: Store, kind: health.Kind, names: list[str], why: str) -> dict[str, tuple[str, str]]:
+    """Return each board's health, and what to say of it."""
+    decide = health.decide_by(health.Observation(kind, why))
+    results = store.boards.observe_several(list(dict.fromkeys(names)), str(kind), machine.name_user(), decide)
+    return {
+        name: (now := str(each.standing.health), now + (f"; {each.reason}" if each.reason else " already"))
+        for name, each in results.items()
+    }
 
 
 def _note_age(boards: list[documents.BoardInfo]) -> None:

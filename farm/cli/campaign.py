@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,6 @@ from farm.report import campaign_document, campaign_page, campaign_rows
 from farm.types import campaigns
 from farm.types.states import CampaignState
 from farm.units import format_minute
-
-if TYPE_CHECKING:
-    pass
 
 
 @output.command
@@ -50,10 +47,10 @@ def show(
     """Show a campaign. Its tasks, how far each is, its boards and winners; --out writes its report, at any time."""
     with options.open_store_to_show() as store:
         campaign = store.campaigns.require(name)
-        document = campaign_document.make_document(store, name)
-        whole = campaign_document.make_report(store, name) if out is not None else {}
+        make = campaign_document.make_document if out is None else campaign_document.make_report
+        document = make(store, name)
     if out is not None:
-        document["report"] = campaign_page.write_campaign_report(whole, out, output.note)
+        document["report"] = campaign_page.write_campaign_report(document, out, output.note)
     yield document
     if out is not None:
         print(document["report"]["page"])

@@ -31,7 +31,6 @@ _PUT, _UPDATE_INFO, _GET_PENDING_MATCHKEYS = 3, 5, 7
 # The tracker's limit for agents, as in `device_agent/listener/tracker.py`.
 _MAX_MESSAGE_BYTES = 1 << 20
 
-
 _JOIN_S = 5.0
 # For a command on the board that finds, or ends, the SSH session of an earlier connection.
 _FIND_TIMEOUT_S = 10.0

@@ -18,7 +18,6 @@ from farm.errors import DeadlineError, TransientError
 # For a TCP connection to sshd; a board that is off does not answer.
 TCP_TIMEOUT_S = 5.0
 
-
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 

@@ -28,7 +28,6 @@ _TELL_S = 10.0
 # The host's own pid namespace: PROC_PID_INIT_INO of Linux.
 _HOST_NAMESPACE = str(0xEFFFFFFC)
 
-
 _LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone."
 
 

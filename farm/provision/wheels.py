@@ -25,7 +25,6 @@ from farm.errors import DeadlineError, InternalError, PermanentError, TransientE
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>.+))?")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
-
 ARCHS = ("aarch64", "x86_64")
 # The oldest supported glibc: TVM's wheels require it, and JetPack 4 has it.
 LEAST_GLIBC_MINOR = 27

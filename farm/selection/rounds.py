@@ -20,7 +20,6 @@ from farm.selection.tie import Judgement, Round, TieRule
 # Fewer show nothing: two boards, or one and its own repetition.
 LEAST_ROUNDS = 2
 
-
 BOARDS = 2
 # How long a task waits for a second or a better board before it goes on without.
 SECOND_BOARD_WAIT_S = 600.0

@@ -31,7 +31,6 @@ MOST_CAMPAIGNS = 100
 # Longer than a store's own deadline of 30 s, in which the thread may be.
 _STOP_TIMEOUT_S = 35.0
 
-
 _PERIOD_S = 1.0
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from farm.store.schema import identity, metadata, trials
 # Append-only tables, with the name of their rows.
 APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
 
-
 _FUNCTION = "farm_append_only"
 
 

@@ -19,12 +19,10 @@ from farm.types.states import CampaignState
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
 
-
 ENDED_BY_FAULT = "its engine ended: "
 
 
 NOT_TAKEN = "no engine began with it"
-
 
 _IS_OVER = sa.or_(*(schema.campaigns.c.state == str(state) for state in CampaignState if state.over))
 

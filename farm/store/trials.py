@@ -26,7 +26,6 @@ _CHUNK = 5_000
 # A failure of the board or the farm is no sign of life of the board.
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
 
-
 _LATEST = Statement(sa.select(sa.func.max(schema.trials.c.id).label("id")))
 # A trial's columns that are its own fields.
 _OWN = (

@@ -23,7 +23,6 @@ TIMEOUT_S = 2.0
 SIZE = struct.Struct("<I")
 MAX_BYTES = 1 << 20
 
-
 SCHEME = "virtual"
 
 

@@ -16,7 +16,6 @@ _CPUS = "/sys/devices/system/cpu"
 _JITTER = 0.01
 _IDLE_ZERO = 0.2
 
-
 _DEBUG = "/sys/kernel/debug"
 # The GPU's folder and the memory's cap by release.
 _GPU_PARENT = {"R36": "/sys/devices/platform/bus@0"}

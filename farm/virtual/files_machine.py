@@ -16,7 +16,6 @@ _NO_LIMIT_MA = 32760
 # hwmon numbers follow the order in which drivers start.
 _FIRST_HWMON = 1
 
-
 _THERMAL = "/sys/class/thermal"
 _EAGAIN = 11
 _TICKS_PER_S = 100

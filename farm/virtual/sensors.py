@@ -14,7 +14,6 @@ from farm.virtual.parameters import Rail
 
 _MASK = (1 << 64) - 1
 
-
 SHUNT_STEP_V = 40e-6
 BUS_STEP_V = 8e-3
 CHANNELS = 3

@@ -35,7 +35,6 @@ ROOT_SUFFIX = ".root"
 _BACKLOG = 64
 _USAGE_ERROR = 2
 
-
 _ARGUMENTS: dict[str, list[type]] = {
     "read": [str],
     "read_many": [list],

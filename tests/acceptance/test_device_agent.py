@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.sysfs import open_tree
+from farm.virtual.client import SimulatedTree
 from tests.acceptance.conftest import wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -145,7 +145,7 @@ class VirtualBoard:
         return ("--root", self.root, "--clock-helper", self.helper, "--board-type", "jetson-nano")
 
     def read(self, path: str) -> str:
-        return open_tree(self.root).read(path)
+        return SimulatedTree(self.root.removeprefix("virtual:")).read(path)
 
 
 @contextlib.contextmanager

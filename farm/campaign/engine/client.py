@@ -43,7 +43,6 @@ def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = 
 # The engine's argument: a campaign for its own machine is about to be submitted.
 FOR_HOST = "--for-host"
 
-
 _STDIN = 0
 
 
