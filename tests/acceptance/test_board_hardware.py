@@ -86,10 +86,7 @@ def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> Non
 
 
 def test_bad_input(rack: Home, tmp_path: pathlib.Path) -> None:
-    """A report is of one board's hardware; the old command names the new one."""
+    """A report is of one board's hardware."""
     assert rack.run("doctor", "unknown", "--hardware").code == 2
     assert rack.run("doctor", "well", "--report", str(tmp_path / "b")).code == 2
     assert rack.run("doctor", "well", "dead", "--hardware", "--report", str(tmp_path / "b")).code == 2
-    old = rack.run("doctor", "--hardware", "well", "--out", str(tmp_path / "c"))
-    assert old.code == 2
-    assert "farm doctor NAME --hardware --report FILE.json" in old.err

@@ -121,7 +121,7 @@ def test_a_killed_tracker_is_started_again_on_its_port(standing: Home) -> None:
 def test_a_killed_board_comes_back(standing: Home) -> None:
     """A virtual board whose agent dies is offline with a reason, then started again."""
     before = count_connects(standing)
-    find_process(standing, "device_agent serve", "--name sim-2").kill()
+    find_process(standing, "farm.virtual serve", "--name sim-2").kill()
     wait_until(
         lambda: standing.rows("SELECT 1 FROM board_events WHERE board = 'sim-2' AND after = 'offline'"),
         "sim-2 to be lost",
@@ -185,7 +185,7 @@ def test_an_interrupted_command_takes_its_services_along(rack: Home) -> None:
     """Ctrl-C while boards start up: the prompt is back within seconds and nothing is left."""
     running = rack.start("board", "probe")
     running.wait_for("starting the farm's services")
-    wait_until(lambda: any("device_agent" in " ".join(p.cmdline()) for p in rack.processes()), "a board to start")
+    wait_until(lambda: any("farm.virtual" in " ".join(p.cmdline()) for p in rack.processes()), "a board to start")
     running.send(signal.SIGINT, group=True)
     done = running.wait(15)
     assert done.code == 130, done.err

@@ -57,7 +57,7 @@ def find_agent(home: Home, name: str) -> psutil.Process:
     for process in home.processes():
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.cmdline())
-            if "device_agent serve" in words and f"--name {name} " in words:
+            if "farm.virtual serve" in words and f"--name {name} " in words:
                 found.append(process)
     assert found, name
     return min(found, key=psutil.Process.create_time)
