@@ -49,7 +49,7 @@ help:
 	@echo "make bench-pictures  those of docs/howto/compare-engines.md, in a home of their own"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
 	@echo "make images       images of coordinator, builder and agent, with buildah, podman or docker"
-	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
+	@echo "make sbom         dist/sbom.cdx.json: all pinned packages of .venv with their licences"
 	@echo "make release      check, build, write notes and tag; VERSION=x.y.z, ARGS=--dry-run"
 	@echo "make lock         resolve requirements/ again from pyproject.toml"
 	@echo "make clean        remove .venv and what tools left behind"
@@ -211,10 +211,9 @@ dist-check: dist
 	@$(BIN)/python deploy/release/check.py dist/*.whl
 
 sbom: setup
-	@$(BIN)/python deploy/release/licences.py
 	@test -x build/sbom/bin/cyclonedx-py || { $(PYTHON) -m venv build/sbom && build/sbom/bin/python -m pip install -qq \
 		--disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION); }
-	@mkdir -p dist && PYTHONWARNINGS=ignore build/sbom/bin/cyclonedx-py requirements requirements/all.txt \
+	@mkdir -p dist && PYTHONWARNINGS=ignore build/sbom/bin/cyclonedx-py environment $(BIN)/python \
 		--pyproject pyproject.toml --spec-version 1.6 --output-reproducible --output-file dist/sbom.cdx.json
 
 release: setup

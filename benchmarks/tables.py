@@ -304,13 +304,10 @@ def make_trials(results: list[dict[str, Any]]) -> str:
 
 
 def make_tuners(results: list[dict[str, Any]]) -> str:
-    """Compare the tuners on all operators, then convolutions alone with all operators."""
+    """Compare the tuners, and convolutions alone with all operators."""
     head = ("model", "tuner", "operators", "trials", "functions", "tried", "predicted, ms", "best, ms", "gain")
-    rows = list(
-        _rows(results, "rows", ("model", "tuner", "ops", "trials", "functions", "tried", "first_ms", "best_ms", "gain"))
-    )
-    groups = ([row for row in rows if row[2] == "all"], [row for row in rows if row[1] == "xgb"])
-    return "\n".join(to_table(head, group) for group in groups)
+    names = ("model", "tuner", "ops", "trials", "functions", "tried", "first_ms", "best_ms", "gain")
+    return to_table(head, list(_rows(results, "rows", names)))
 
 
 def _rows(results: Iterable[Mapping[str, Any]], key: str, paths: Iterable[str]) -> Iterator[Row]:

@@ -18,7 +18,7 @@ lazy.install()
 os.environ.pop("TVM_USE_RUNTIME_LIB", None)
 
 _API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.optimization"}
-# What docs/stability.md promises.
+# What docs/commands.md promises.
 __all__ = ["Campaign", "__version__", "campaigns", "optimize"]
 
 

@@ -85,10 +85,10 @@ def list_deadlines() -> str:
 
 
 def list_folders() -> str:
-    """Return one row for each package: the first sentence of its docstring."""
+    """Return one row for the agent and for each package of the coordinator: the first sentence of its docstring."""
     rows = []
-    for package in ("device_agent", "farm"):
-        for path in sorted((ROOT / package).rglob("__init__.py")):
+    for pattern in ("device_agent/__init__.py", "farm/*/__init__.py"):
+        for path in sorted(ROOT.glob(pattern)):
             if text := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
                 rows.append((f"`{path.parent.relative_to(ROOT)}/`", _first_sentence(text)))
     return _table(("folder", "contents"), rows)

@@ -17,7 +17,7 @@ _FOR_SCRIPTS = {
     "farm_pipeline": "farm.metaschedule.models",
     "import_model": "farm.metaschedule.models",
 }
-# Stable names, see docs/stability.md.
+# Stable names, see docs/commands.md.
 __all__ = ["FarmBuilder", "FarmDatabase", "FarmRunner", "farm_pipeline", "import_model"]
 
 

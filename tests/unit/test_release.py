@@ -1,4 +1,4 @@
-"""What a release is made of: its checks, its notes, and the licences of what is pinned."""
+"""What a release is made of: its checks and its notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import release_scripts
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-release, licences = release_scripts.load("release"), release_scripts.load("licences")
+release = release_scripts.load("release")
 
 
 @pytest.fixture
@@ -77,14 +77,3 @@ def test_a_dry_run_makes_all_but_the_tag(checkout: pathlib.Path, monkeypatch: py
     assert subprocess.run(tags, check=True, capture_output=True, text=True, timeout=60).stdout == ""
     release.release(checkout, "0.3.0", dry_run=False)
     assert subprocess.run(tags, check=True, capture_output=True, text=True, timeout=60).stdout == "v0.3.0\n"
-
-
-def test_every_pinned_package_has_its_licence_on_the_page() -> None:
-    """docs/licences.md names each package once, under its licence; `make sbom` writes it again."""
-    rows = re.findall(r"(?m)^\| [^|]*[A-Za-z][^|]* \| ([a-z0-9., -]+) \|$", licences.PAGE.read_text(encoding="utf-8"))
-    named = [name for row in rows for name in row.split(", ") if name != "packages"]
-    pinned = set()
-    for file in (ROOT / "requirements").glob("*.txt"):
-        assert file.name in licences.LOCKED
-        pinned |= set(re.findall(r"(?m)^([a-z0-9.-]+)==", file.read_text()))
-    assert sorted(named) == sorted(pinned)

@@ -1,4 +1,4 @@
-"""docs/stability.md and the code promise the same."""
+"""docs/commands.md and the code promise the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRINTED: dict[str, type[pydantic.BaseModel]] = {
 
 
 def read_lists() -> dict[str, list[str]]:
-    lines = re.findall(r"(?m)^- ([^:\n]+): (`.*)$", (ROOT / "docs" / "stability.md").read_text(encoding="utf-8"))
+    lines = re.findall(r"(?m)^- ([^:\n]+): (`.*)$", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"))
     return {name.strip("`"): re.findall(r"`([^`]+)`", text) for name, text in lines}
 
 
