@@ -123,13 +123,6 @@ def add(
     host_key: Annotated[
         str, typer.Option("--host-key", metavar="SHA256:…", help="Fingerprint of the host's key.")
     ] = "",
-    agent_port: Annotated[
-        int, typer.Option("--agent-port", min=1, max=65535, help="Port of the agent on the board's loopback.")
-    ] = Ssh.agent_port,
-    tracker_port: Annotated[
-        int,
-        typer.Option("--tracker-port", min=1, max=65535, help="Port of the farm's tracker on the board's loopback."),
-    ] = Ssh.tracker_port,
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of the board; repeatable.")
     ] = None,
@@ -146,37 +139,34 @@ def add(
             f"board type {kind.name!r} stands for the local machine, which needs no registering",
             "Another machine without a type of its own is an x86-64-v3 or an armv8-a.",
         )
-    wanted: list[tuple[str, Transport]]
+    wanted: dict[str, Transport]
     if virtual is not None:
         local.require_model(kind)
         if board_type not in (None, virtual) or key_file or host_key:
             raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
-        if not 1 <= count <= fleet_document.MAX_EXPANDED:
-            raise UsageError(f"--count must be 1 to {fleet_document.MAX_EXPANDED}, not {count}")
-        names = [name] if count == 1 else fleet_document.number(name, count)
-        wanted = [(each, Virtual(seed, live=time == "live")) for seed, each in enumerate(names)]
+        wanted = _number(name, count, live=time == "live")
+    elif count != 1:
+        raise UsageError("--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`.")
     else:
-        if count != 1:
-            raise UsageError(
-                "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
-            )
-        way = dataclasses.replace(
-            options.read_ssh(ssh or "", key_file, host_keys.require_fingerprint(host_key) if host_key else ""),
-            agent_port=agent_port,
-            tracker_port=tracker_port,
-        )
-        wanted = [(name, way)]
+        fingerprint = host_keys.require_fingerprint(host_key) if host_key else ""
+        wanted = {name: options.read_ssh(ssh or "", key_file, fingerprint)}
     with options.open_store() as store:
         rows = store.boards.fetch()
-        known = {board.name for board in rows}
-        if taken := sorted(known & {each for each, _ in wanted}):  # all or none
+        if taken := sorted({board.name for board in rows} & wanted.keys()):  # all or none
             raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
         ends = [(board.name, standing.parse_transport(board.transport)) for board in rows]
-        for each, transport in wanted:
+        for each, transport in wanted.items():
             fleet_addresses.require_new_end(each, transport, ends)
             store.boards.register(each, kind.name, transport, labels, by=machine.name_user())
-    for each, _ in wanted:
+    for each in wanted:
         output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
+
+
+def _number(name: str, count: int, live: bool) -> dict[str, Transport]:
+    if not 1 <= count <= fleet_document.MAX_EXPANDED:
+        raise UsageError(f"--count must be 1 to {fleet_document.MAX_EXPANDED}, not {count}")
+    names = [name] if count == 1 else fleet_document.number(name, count)
+    return {each: Virtual(seed, live=live) for seed, each in enumerate(names)}
 
 
 @app.command("remove")

@@ -37,7 +37,9 @@ _ALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-filtered = options.spread("wanted", record_document.Filters, _ALL)
+filtered = options.spread(
+    "wanted", record_document.Filters, {name: each for name, each in _ALL.items() if name != "until"}
+)
 # For commands that act on records: what one chooses by.
 _FEW = ("workload", "board_type", "simulated")
 chosen = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _FEW})

@@ -137,7 +137,7 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: Boa
     if survey.listening and survey.agent_pid is None:
         raise PermanentError(
             "another program has the agent's port on the board",
-            "`ss -ltnp` there names it; or register the board with another --agent-port.",
+            "`ss -ltnp` there names it; or give the board another agent_port in a fleet file.",
         )
     notes = [doubt] if (doubt := find_doubt(survey.l4t, board_type)) else []
     off_s = survey.clock_s - now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import platform
@@ -48,11 +49,11 @@ def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
 
 
 def add_board(home: Home, name: str, sshd: Sshd) -> None:
-    done = home.run(
-        *("board", "add", name, "--board-type", GENERIC, "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
-        *("--key-file", str(sshd.address.key_file)),
-        *("--agent-port", str(find_free_port()), "--tracker-port", str(find_free_port())),
-    )
+    ports = {"port": sshd.port, "agent_port": find_free_port(), "tracker_port": find_free_port()}
+    login = {"user": sshd.address.user, "key_file": str(sshd.address.key_file)}
+    board = {"type": GENERIC, "transport": "ssh", "address": "127.0.0.1"} | login | ports
+    (home.path / "fleet.yaml").write_text(json.dumps({"hosts": {name: board}}))
+    done = home.run("fleet", "apply", str(home.path / "fleet.yaml"))
     assert done.code == 0, done.err
 
 
