@@ -27,7 +27,7 @@ from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
 from farm.search import gpus, target
-from farm.virtual import gpu_driver
+from farm.virtual import gpu_time
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
 # One of each architecture.
@@ -89,8 +89,8 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
 
 def use_gpu(board: str, home: Path) -> None:
     """Make the virtual GPU of a board type, which `code.prepare(home)` built, this process's one."""
-    os.environ.pop(gpu_driver.VARIABLE, None)
-    gpu_driver.use_folder(code.find_folder(home), load_for_agent()[board])
+    os.environ.pop(gpu_time.VARIABLE, None)
+    gpu_time.use_folder(code.find_folder(home), load_for_agent()[board])
 
 
 def describe(board: str) -> tuple[dict[str, Any], float]:

@@ -33,7 +33,7 @@ from farm.search import gpus, target, traces, tvm_env
 from farm.search.codegen import builder, lowering
 from farm.search.families import rule
 from farm.search.workloads import Workload, prepare_model
-from farm.virtual import gpu_driver, gpu_time
+from farm.virtual import gpu_time
 
 MODELS = ("squeezenet1.1", "resnet18", "mobilenet_v2")
 BOARDS = ("jetson-nano", "jetson-tx2")
@@ -133,7 +133,7 @@ class Clock:
     def __init__(self, board: str, folder: Path) -> None:
         code.prepare(folder)
         gpu_models.use_gpu(board, folder)
-        os.environ[gpu_driver.VARIABLE] += ";run=estimate"
+        os.environ[gpu_time.VARIABLE] += ";run=estimate"
         self._facts, self._hz = gpu_models.describe(board)
         self._folder, self._count = folder, 0
         self.peak = gpu_models.count_peak(board)

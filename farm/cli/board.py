@@ -16,7 +16,6 @@ from farm.cli import (
     board_power,
     board_remote,
     board_types,
-    bundle,
     options,
     output,
     provision,
@@ -330,4 +329,4 @@ app.command("logs")(board_remote.logs)
 app.command("trust")(board_remote.trust)
 app.command("provision")(provision.provision)
 app.command("power")(board_power.power)
-app.command("bundle")(bundle.bundle)
+app.command("bundle")(provision.bundle)

@@ -17,9 +17,8 @@ from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
 from farm.virtual import parameters
 from farm.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
-from farm.virtual.history import START_S, History, OwnClock, Piece
+from farm.virtual.history import START_S, History, OwnClock, Piece, Power, add, draw, sum_heat, sum_rails
 from farm.virtual.parameters import GPU, MEMORY, Domain
-from farm.virtual.power import Power, add, draw, sum_heat, sum_rails
 
 # The name in `exact_energy_j` of the board type's total.
 TOTAL = "total"

@@ -1,4 +1,4 @@
-"""Model a board GPU's time for kernel launches, by clock.
+"""A virtual board's GPU: its driver (code in `gpu/`), and a model of its time for kernel launches, by clock.
 
 The stand-in driver emulates machine code and estimates each launch's cycles and memory traffic (`gpu/play.cc`).
 """
@@ -11,8 +11,10 @@ import ctypes
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from device_agent.board_types import BoardType
 from device_agent.platforms import gpu
 from device_agent.protocol.processors import REACHED, START_S
 
@@ -20,6 +22,9 @@ from device_agent.protocol.processors import REACHED, START_S
 ASKING_S = 2e-6
 # Seconds until DRAM answers; assumed, and of little effect.
 _DRAM_S = 180e-9
+DRIVER = "libcuda_virtual.so"
+# Read by gpu/driver.cc.
+VARIABLE = "TVM_FARM_VIRTUAL_GPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,3 +131,35 @@ def compute_seconds(
         computing += kernel.times * compute_s
         moving += kernel.times * move_s
     return total * float(facts["stretch"]), computing / max(total, 1e-12), moving / max(total, 1e-12)
+
+
+def use_folder(folder: Path | None, facts: BoardType | None) -> None:
+    """Set the folder of the plug-in and of the driver for forked processes; None: the board offers no GPU."""
+    if folder is None:
+        return
+    os.environ[gpu.DRIVER_VARIABLE] = str(folder / DRIVER)
+    if facts is None or facts.gpu is None:
+        os.environ[gpu.PLUGIN_VARIABLE] = ""
+        return
+    gpu.use_folder(folder, facts)
+    # Existing settings come last: they inject failures.
+    os.environ[VARIABLE] = f"{_describe(facts)};{os.environ.get(VARIABLE, '')}"
+
+
+def _describe(facts: BoardType) -> str:
+    """Describe the driver; half of the memory belongs to the system and the CPU."""
+    gpu_facts = facts.gpu
+    assert gpu_facts is not None
+    cuda = next(iter(gpu_facts.cuda.values()), "10.2")
+    major, minor = map(int, cuda.split("."))
+    values = {
+        "name": f"{facts.soc} GPU, virtual",
+        "capability": gpu_facts.arch.removeprefix("sm_"),
+        "processors": gpu_facts.processors or 1,
+        "driver": 1000 * major + 10 * minor,
+        "memory": (facts.memory_bytes or 4 << 30) // 2,
+        "registers": gpu_facts.registers_per_block or 65536,
+        "shared": gpu_facts.shared_bytes_per_block or 49152,
+        "clock_khz": max(gpu_facts.freqs_hz, default=0) // 1000,
+    }
+    return ";".join(f"{key}={value}" for key, value in values.items())

@@ -15,7 +15,7 @@ from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import MeasureSpec, RunSpec
 from device_agent.session.board import Board
 from device_agent.worker import limits
-from farm.virtual import gpu_driver, lapse, pace
+from farm.virtual import gpu_time, lapse, pace
 from farm.virtual.emulated.runs import Emulator, is_for_board
 
 
@@ -35,7 +35,7 @@ class SimulatedHardware:
 
     def use_gpu(self, folder: Path | None, facts: BoardType | None) -> None:
         """Set the folder of the GPU's parts for forked processes."""
-        gpu_driver.use_folder(folder, facts)
+        gpu_time.use_folder(folder, facts)
 
     def begin_session(self) -> None:
         """Have stock clients' code timed as the board's."""

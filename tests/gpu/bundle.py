@@ -38,7 +38,7 @@ from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
 from farm.search import gpus, target, tvm_env
 from farm.search.codegen import builder, lowering
-from farm.virtual import gpu_driver, gpu_time
+from farm.virtual import gpu_time
 from tests.gpu import check
 from tests.integration import test_gpu_families as families
 
@@ -131,7 +131,7 @@ class Bundle:
         self._hz = float(max(facts.freqs_hz))
         self._facts = {"memory_bytes_per_s": facts.memory_bytes_per_s, "stretch": 1}
         code.prepare(work)
-        gpu_driver.use_folder(code.find_folder(work), agent_types.load_board_types()[BOARD])
+        gpu_time.use_folder(code.find_folder(work), agent_types.load_board_types()[BOARD])
 
     def write(self, name: str, library: bytes) -> str:
         """Add a library to the folder; return its name there."""

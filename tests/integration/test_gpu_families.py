@@ -18,7 +18,7 @@ from farm.search import gpus, target, traces, tvm_env
 from farm.search.codegen import builder, lowering
 from farm.search.families import rule
 from farm.search.graph import channel_padding
-from farm.virtual import gpu_driver
+from farm.virtual import gpu_time
 from tests.integration.test_schedule_families import CASES as CPU_CASES
 from tests.integration.test_schedule_families import Build, _run, build_canonical
 
@@ -125,11 +125,11 @@ _RUN = """
 import json, pathlib, sys
 import numpy as np
 from device_agent import board_types
-from farm.virtual import gpu_driver
+from farm.virtual import gpu_time
 from device_agent.worker import engines
 from device_agent.protocol import GPU, Engine, RunSpec
 gpus, folder, names = sys.argv[1:]
-gpu_driver.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"])
+gpu_time.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"])
 folder = pathlib.Path(folder)
 for name in json.loads(names):
     arrays = dict(np.load(folder / f"{name.rpartition('_')[0]}.npz"))
@@ -162,7 +162,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
     # Races, and reads of what nothing wrote, end a launch.
-    environment = {**os.environ, gpu_driver.VARIABLE: "prove=1"}
+    environment = {**os.environ, gpu_time.VARIABLE: "prove=1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     for name, number in inputs.items():

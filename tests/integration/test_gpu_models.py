@@ -30,7 +30,7 @@ from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
 from farm.search.codegen import lowering
-from farm.virtual import gpu_driver
+from farm.virtual import gpu_time
 from tests.integration.conftest import Agent, wait_until
 from tests.unit import artifacts
 
@@ -173,7 +173,7 @@ def test_a_failure_costs_one_run(
     name: str,
 ) -> None:
     """Each is an outcome that says what happened; the next worker starts with a context of its own."""
-    monkeypatch.setenv(gpu_driver.VARIABLE, failure)
+    monkeypatch.setenv(gpu_time.VARIABLE, failure)
     options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     with connect(start_agent(*options)) as session:
         for _ in range(2):
@@ -217,7 +217,7 @@ def test_a_worker_is_kept_while_all_goes_well(
     it along.
     """
     log = tmp_path / "calls"
-    monkeypatch.setenv(gpu_driver.VARIABLE, f"log={log}")
+    monkeypatch.setenv(gpu_time.VARIABLE, f"log={log}")
     agent = start_agent(*VIRTUAL_NANO, str(folder))
     with connect(agent) as session:
         described = count_workers(log)
@@ -270,7 +270,7 @@ def test_a_kept_worker_is_given_up_after_a_failure(
 ) -> None:
     """The run in which it happens says so, and the next has another worker."""
     log = tmp_path / "calls"
-    monkeypatch.setenv(gpu_driver.VARIABLE, f"log={log};fail={failure}:{LAUNCHES}")
+    monkeypatch.setenv(gpu_time.VARIABLE, f"log={log};fail={failure}:{LAUNCHES}")
     with connect(start_agent(*VIRTUAL_NANO, str(folder))) as session:
         described = count_workers(log)
         seen = []
@@ -287,7 +287,7 @@ def test_a_driver_that_never_answers_is_no_candidates_fault(
     folder: pathlib.Path, start_agent: Callable[..., Agent], library: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it was loaded."""
-    monkeypatch.setenv(gpu_driver.VARIABLE, "fail=cuDevicePrimaryCtxRetain:-1")
+    monkeypatch.setenv(gpu_time.VARIABLE, "fail=cuDevicePrimaryCtxRetain:-1")
     with connect(start_agent(*VIRTUAL_NANO, str(folder))) as session:
         spec = dataclasses.replace(SPEC, limits=Limits(timeout_s=1.0, threads=1))
         outcome, _ = session.run_model(spec, library, feed())

@@ -17,7 +17,7 @@ from farm.artifacts.on_board import require_gpu
 from farm.errors import PermanentError, UsageError
 from farm.gpu import code, ptx
 from farm.inventory.board_types import load_board_types
-from farm.virtual import gpu_driver
+from farm.virtual import gpu_time
 
 # With the headers that TVM writes before its kernels.
 SOURCE = """
@@ -176,12 +176,12 @@ def test_the_drivers_errors_are_outcomes() -> None:
 
 def test_a_virtual_board_plays_its_types_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Architecture, driver, memory and limits are the type's; a type without a GPU has none."""
-    for name in ("TVM_FARM_GPU_PLUGIN", gpu.DRIVER_VARIABLE, gpu_driver.VARIABLE):
+    for name in ("TVM_FARM_GPU_PLUGIN", gpu.DRIVER_VARIABLE, gpu_time.VARIABLE):
         monkeypatch.setenv(name, "")
-    gpu_driver.use_folder(tmp_path, load_for_agent()["jetson-tx2"])
-    played = dict(pair.split("=") for pair in os.environ[gpu_driver.VARIABLE].split(";") if pair)
+    gpu_time.use_folder(tmp_path, load_for_agent()["jetson-tx2"])
+    played = dict(pair.split("=") for pair in os.environ[gpu_time.VARIABLE].split(";") if pair)
     assert (played["capability"], played["driver"], played["registers"]) == ("62", "10020", "32768")
-    gpu_driver.use_folder(tmp_path, load_for_agent()["raspberry-pi-4"])
+    gpu_time.use_folder(tmp_path, load_for_agent()["raspberry-pi-4"])
     assert gpu.describe() == ("", "")
 
 

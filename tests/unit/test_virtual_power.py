@@ -10,8 +10,8 @@ import pytest
 
 from farm.virtual.board import TOTAL, VirtualBoard
 from farm.virtual.clocks import Load
+from farm.virtual.history import interpolate_v
 from farm.virtual.parameters import Spread, draw_individual, read_simulation
-from farm.virtual.power import interpolate_v
 from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
 
 
