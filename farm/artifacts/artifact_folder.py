@@ -1,24 +1,99 @@
-"""An artifact's folder: open, check, update and write it. Its manifest is in manifest.py."""
+"""An artifact's folder: open, check, update and write it, atomically and over nothing else. See also manifest.py."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
-import pathlib
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import ProtocolError, load_json
 from farm import folders
 from farm.artifacts.manifest import FORMAT, LIBRARY, NAME, VERSION, File, Manifest, _digest, find_control
-from farm.artifacts.places import new_folder
-from farm.errors import PermanentError, UsageError
+from farm.errors import FarmError, PermanentError, UnavailableError, UsageError
 from farm.inventory.documents import check_document
+
+# Errors of the disk; any other error concerns the folder's name.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+def is_artifact(path: Path) -> bool:
+    """Say whether a path is an artifact: a folder with a manifest."""
+    return (path / NAME).is_file()
+
+
+def require_place(folder: Path) -> None:
+    """Raise UsageError where an artifact would overwrite something else, UnavailableError where the disk is full."""
+    try:
+        if folder.is_dir():
+            if any(folder.iterdir()) and not is_artifact(folder):
+                raise UsageError(f"{folder} holds something that is no artifact", "Give another folder with --out.")
+        elif folder.exists():
+            raise UsageError(f"{folder} is a file", "Give a folder with --out.")
+    except OSError as error:
+        raise _refuse(folder, error) from error
+    require_room(folder.parent)
+
+
+def require_room(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before doing work for it; leave nothing behind.
+
+    A trial is needed, since permissions do not tell everything. Raises the errors of `require_place`.
+    """
+    made: list[Path] = []
+    try:
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".farm.", suffix=".partial", dir=folder)).rmdir()
+    except OSError as error:
+        raise _refuse(folder, error) from error
+    finally:
+        for each in made:  # the innermost first; one that another process filled meanwhile stays
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
+def _refuse(folder: Path, error: OSError) -> FarmError:
+    kind = UnavailableError if error.errno in _FULL else UsageError
+    return kind(f"nothing can be written to {folder}: {error.strerror}", "Give another folder.")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder that gets its name if the block succeeds and is removed otherwise. Raises UsageError."""
+    require_place(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        if folder.exists():
+            before = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
+            folder.replace(before)
+            partial.replace(folder)
+            shutil.rmtree(before)
+        else:
+            partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a file as `folders.new_file`, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with folders.new_file(path) as partial:
+        yield partial
 
 
 class Artifact:
     """An artifact's `folder` and its `manifest`."""
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
 
     def read_library(self) -> bytes:
@@ -51,7 +126,7 @@ class Artifact:
             partial.write_text(self.manifest.to_json())
 
 
-def open_artifact(folder: pathlib.Path) -> Artifact:
+def open_artifact(folder: Path) -> Artifact:
     """Read an artifact's manifest. Raises UsageError for anything else, or another version; see also `Artifact`."""
     path = folder / NAME if folder.name != NAME else folder
     try:
@@ -82,7 +157,7 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
     return Artifact(path.parent, check_document(document, Manifest, path))
 
 
-def require_plain(document: Mapping[str, Any], called: pathlib.Path | str) -> None:
+def require_plain(document: Mapping[str, Any], called: Path | str) -> None:
     """Raise UsageError for text with control characters or line ends."""
     if where := find_control(document):
         raise UsageError(f"{called}: {where} holds a control character or the end of a line")
@@ -97,7 +172,7 @@ def require_cpu(manifest: Manifest, what: str) -> None:
         )
 
 
-def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str, bytes]) -> Artifact:
+def write_artifact(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Artifact:
     """Write an artifact with the files that the manifest lists, replacing an artifact of that name.
 
     Raises UsageError for names in the model that a manifest cannot hold.

@@ -24,19 +24,18 @@ import numpy as np
 from device_agent.protocol import CPU, GPU, Description, Engine, Limits
 from farm.artifacts import compile, make
 from farm.artifacts.artifact_folder import Artifact
-from farm.artifacts.checking import find_tolerance_factor, run_reference
+from farm.artifacts.checking import find_tolerance_factor, read_energy, run_reference
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import FLOAT32
 from farm.artifacts.on_board import HeldForModels
-from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
+from farm.models import tflite
 from farm.models.inputs import make_inputs
-from farm.models.tflite import conversion
 from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
@@ -346,7 +345,7 @@ def make_variant(engine: Engine, opened: GivenModel, inputs: Mapping[str, Any], 
         data = convert(engine, data, [array.shape for array in inputs.values()])
     elif engine is Engine.TFLITE:
         path = Path(opened.about.origin)
-        if path.suffix != conversion.SUFFIX or opened.about.batch is not None:
+        if path.suffix != tflite.SUFFIX or opened.about.batch is not None:
             raise UnavailableError("TensorFlow Lite is timed with the .tflite file of a model, which this model is not")
         data = path.read_bytes()
     device, timeout_s = (GPU, _BUILD_S) if engine is Engine.TENSORRT else (CPU, None)

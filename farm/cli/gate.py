@@ -12,7 +12,7 @@ import typer
 
 from farm import gate as gates
 from farm import settings as farm_settings
-from farm.artifacts import bench, checking, make, on_board, places
+from farm.artifacts import artifact_folder, bench, checking, make, on_board
 from farm.cli import model_evaluate, options, output, tables
 from farm.cli.model_board import read_subject
 from farm.cli.options import read_duration_s
@@ -71,7 +71,7 @@ def gate(
     known = None if write_baseline else gates.read_baseline(baseline)
     for path in (junit, summary, baseline):
         if path is not None:
-            places.require_room(path.absolute().parent)
+            artifact_folder.require_room(path.absolute().parent)
     settings = farm_settings.load()
     parts: list[dict[str, Any]] = []
     with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-gate-") as scratch:

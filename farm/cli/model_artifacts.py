@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import artifact_folder, catalogue, checking, given_model, import_check, make, on_board, places
+from farm.artifacts import artifact_folder, catalogue, checking, given_model, import_check, make, on_board
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -100,7 +100,7 @@ def compile_(
         chosen, for_virtual = _choose_type(store, board_type, board, simulated)
     own = pipelines.make_exact(chosen, exact)
     kinds = [pipelines.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
-    places.require_place(out)
+    artifact_folder.require_place(out)
     found = given_model.open_model(model, shape or (), batch, trust_model)
     found.source.require_float(weights)
     orders = [

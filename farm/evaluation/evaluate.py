@@ -13,10 +13,9 @@ import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
 from farm.artifacts.artifact_folder import Artifact
-from farm.artifacts.checking import open_reference, take_inputs
+from farm.artifacts.checking import open_reference, read_energy, read_input, read_labels, take_inputs
 from farm.artifacts.given_model import refusing
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.running import read_energy, read_input, read_labels
 from farm.artifacts.runtime import boxes, tasks
 from farm.artifacts.runtime.inputs import read_arrays
 from farm.artifacts.runtime.lengths import Fitted, fit

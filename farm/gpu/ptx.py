@@ -16,7 +16,7 @@ from pathlib import Path
 
 from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UnavailableError, UsageError
-from farm.gpu.headers import HEADERS
+from farm.gpu.code import HEADERS
 
 # 70 ms for a matrix product, some seconds for all kernels of a big model.
 _TIMEOUT_S = 120.0

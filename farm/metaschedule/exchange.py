@@ -19,7 +19,7 @@ from typing import Any
 import tvm
 
 from device_agent.protocol import Outcome, ProtocolError, Status
-from farm.artifacts.places import new_file, new_folder
+from farm.artifacts.artifact_folder import new_file, new_folder
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
@@ -109,7 +109,7 @@ def _require_record(value: Record, latest: float) -> None:
 
 
 def _require_evidence(evidence: Mapping[str, Any]) -> None:
-    """Check the parts that reports read (`farm.selection.decision`)."""
+    """Check the parts that reports read (`farm.selection.tie`)."""
     boards, rivals = evidence.get("boards", {}), evidence.get("rivals", [])
     fine = (
         isinstance(boards, dict)

@@ -19,9 +19,8 @@ import onnx.external_data_helper
 
 from farm import folders
 from farm.errors import UnavailableError, UsageError
-from farm.models import exported, trained, zoo
+from farm.models import exported, tflite, trained, zoo
 from farm.models.inputs import read_inputs
-from farm.models.tflite import conversion
 from farm.search.graph.folding import bodies, list_nodes
 
 # Protocol buffers cannot hold more in one message.
@@ -29,7 +28,7 @@ _MAX_BYTES = 2**31 - 1
 _OWN = "ai.onnx"
 _ZIP = b"PK\x03\x04"
 _EXPORTED = ".pt2"
-_SUFFIXES = (".onnx", conversion.SUFFIX)
+_SUFFIXES = (".onnx", tflite.SUFFIX)
 # First bytes of files that are mistaken for models, and what to say about them.
 _LOOKALIKES = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
@@ -123,7 +122,7 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
         raise UsageError(f"{path} may not be read: permission denied", "Check the file's mode and owner.") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{typed!r} cannot be read: {error}") from error
-    return conversion.convert(path, data) if conversion.is_tflite(path, start) else data
+    return tflite.convert(path, data) if tflite.is_tflite(path, start) else data
 
 
 def _require_model(path: pathlib.Path, data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, P
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.virtual.emulated.client import Emulation, Placed, ProgramError
 from farm.virtual.emulated.pipeline import load_core

@@ -25,7 +25,7 @@ from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env

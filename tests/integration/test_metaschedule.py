@@ -26,7 +26,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_site import FleetSite
 from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
-from farm.metaschedule.compilers import Compilers
+from farm.metaschedule.builder import Compilers
 from farm.metaschedule.runner import MeasuredLately, recent
 from farm.search import tvm_env
 from farm.search.codegen.build_pool import ChildCompiler

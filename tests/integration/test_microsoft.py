@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from farm.artifacts.compile import compile_model
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.search import target
 from tests.onnx_suite import cases, judging
 

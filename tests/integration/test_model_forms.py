@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline, pipelines
 from tests.integration.onnx_graphs import make_model, node, random

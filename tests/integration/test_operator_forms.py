@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline, pipelines
 from tests.onnx_suite import judging

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.errors import ModelRefusedError, UsageError
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.search import target, tvm_env
 from farm.search.codegen import lowering
 from farm.search.graph import importer, pipeline, pipelines

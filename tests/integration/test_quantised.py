@@ -14,7 +14,7 @@ from farm.artifacts import given_model
 from farm.artifacts.verify import compare
 from farm.models import inputs as model_inputs
 from farm.models import quantise
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.models.source import resolve_model
 from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule

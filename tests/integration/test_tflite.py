@@ -17,10 +17,10 @@ from ai_edge_litert import schema_py_generated as schema
 from farm.artifacts import compile as compiling
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
-from farm.models import source
+from farm.models import source, tflite
 from farm.models.lengths import set_batch
-from farm.models.reference import open_session
-from farm.models.tflite import conversion, operators
+from farm.models.quantise import open_session
+from farm.models.tflite import operators
 from farm.search import target, tvm_env
 from tests.integration.tflite_models import Writer
 
@@ -339,7 +339,7 @@ def test_damaged_files_end_in_an_error_or_a_model() -> None:
     for at in RANDOM.integers(8, len(data), 12):
         damaged = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
         with contextlib.suppress(UsageError):
-            assert conversion.convert(pathlib.Path("net.tflite"), damaged)
+            assert tflite.convert(pathlib.Path("net.tflite"), damaged)
 
 
 def test_without_the_schema_it_is_asked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

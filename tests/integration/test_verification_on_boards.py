@@ -16,7 +16,7 @@ from farm.campaign.verify.programs import Replay
 from farm.campaign.verify.verification import Verification
 from farm.crew.held_board import Ended
 from farm.inventory.board_types import load_board_types
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
-from farm.artifacts import artifact_folder, make, package, places
+from farm.artifacts import artifact_folder, make, package
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
@@ -196,14 +196,14 @@ def test_where_nothing_can_be_written_is_known_first(tmp_path: pathlib.Path, pla
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with pytest.raises(UsageError, match="nothing can be written to"):
-        places.require_place(tmp_path / place)
+        artifact_folder.require_place(tmp_path / place)
 
 
 def test_looking_first_leaves_nothing(tmp_path: pathlib.Path) -> None:
     """Folders that were made for the try are gone again; those that were there are not."""
     (tmp_path / "there").mkdir()
-    places.require_place(tmp_path / "there" / "a" / "b" / "c")
-    places.require_room(tmp_path / "there")
+    artifact_folder.require_place(tmp_path / "there" / "a" / "b" / "c")
+    artifact_folder.require_room(tmp_path / "there")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 

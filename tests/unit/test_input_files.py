@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from farm.artifacts import running
+from farm.artifacts import checking
 from farm.artifacts.runtime import images
 from farm.artifacts.runtime.inputs import InputError, read_arrays
 from farm.cli import model_artifacts
@@ -98,7 +98,7 @@ def test_good_arrays_are_read_as_they_are(tmp_path: pathlib.Path) -> None:
 def test_arrays_may_have_any_name(tmp_path: pathlib.Path) -> None:
     """Outputs and inputs called as arguments of NumPy's own writer are saved and sent under their names."""
     arrays = {name: np.arange(3.0) for name in ("file", "args", "allow_pickle", "kwds")}
-    running.write_outputs(arrays, tmp_path / "y.npz")
+    checking.write_outputs(arrays, tmp_path / "y.npz")
     with np.load(tmp_path / "y.npz") as found:
         assert sorted(found) == sorted(arrays)
     assert sorted(unpack_arrays(pack_arrays(arrays))) == sorted(arrays)

@@ -15,7 +15,7 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families import loops as steps
-from farm.search.families.dense_parts import apply, count_moved, list_parts
+from farm.search.families.dense_forms import apply, count_moved, list_parts
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 

@@ -21,7 +21,6 @@ from farm.search.graph import (
     bindings,
     canonical,
     channel_padding,
-    copy_fusion,
     decomposition,
     dots,
     half_precision,
@@ -192,7 +191,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(decomposition.legalise())
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
-        passes += [in_place_concat.split(), copy_fusion.gather()]
+        passes += [in_place_concat.split(), in_place_concat.gather()]
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:

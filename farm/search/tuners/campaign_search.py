@@ -13,8 +13,7 @@ import numpy as np
 
 from farm.errors import UsageError
 from farm.search.tuners import strategies
-from farm.search.tuners.correction import Correction
-from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
+from farm.search.tuners.cost_model import LOSSES, Correction, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features
+from farm.search.tuners.cost_model import Features, Lesson
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
 from farm.search.tuners.tasks import Traits

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
+from farm.search.tuners.cost_model import Features, Floats, Lesson, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
