@@ -109,7 +109,7 @@ def _require_record(value: Record, latest: float) -> None:
 
 
 def _require_evidence(evidence: Mapping[str, Any]) -> None:
-    """Check the parts that reports read (`farm.selection.tie`)."""
+    """Check the parts that reports read (`farm.selection.decision`)."""
     boards, rivals = evidence.get("boards", {}), evidence.get("rivals", [])
     fine = (
         isinstance(boards, dict)
