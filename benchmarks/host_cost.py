@@ -194,7 +194,7 @@ def run_stock(workload: Any, options: Any, folder: pathlib.Path) -> dict[str, An
     from tvm.s_tir.meta_schedule.builder import local_builder
 
     from farm.search import traces
-    from farm.search.target import make_target
+    from farm.search.tvm_env import make_target
 
     tvm, meter, rng = __import__("tvm"), Meter(), random.Random(SEED)
     module, target = tvm.ir.load_json(workload.module_json), make_target(workload.target)

@@ -23,7 +23,7 @@ from device_agent.protocol import Engine, TensorSpec
 from farm.inventory.board_types import require_board_type
 from farm.search import tvm_env
 from farm.search.codegen import builder
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 from farm.values import Workload
 
 MODELS = "squeezenet1.1,resnet18,mobilenet_v2"

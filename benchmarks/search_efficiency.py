@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    from farm.search import target, tvm_env
+    from farm.search import tvm_env
 
     tvm_env.load()
-    host = target.host_target(1)
+    host = tvm_env.host_target(1)
     types = {name: host | changes for name, changes in TYPES.items()}
     timer = Timer(options.quick)
     rows, vectors = [], {}
@@ -310,7 +310,7 @@ def run_stock(options: Any, timer: Timer, workload: Any, seed: int) -> list[floa
     import tvm_ffi
     from tvm import ir
 
-    from farm.search.target import make_target
+    from farm.search.tvm_env import make_target
 
     module, target = ir.load_json(workload.module_json), make_target(workload.target)
     context = ms.TuneContext(

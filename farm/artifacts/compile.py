@@ -22,11 +22,10 @@ from tvm import relax, tirx
 from farm import linker
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
-from farm.search import default_schedule, gpus, traces, tvm_env, workloads
+from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.codegen import lowering
-from farm.search.graph import half_precision, pipeline, recurrent
-from farm.search.target import make_code_target
-from farm.search.tvm_env import ms
+from farm.search.graph import half_precision, pipelines, recurrent
+from farm.search.tvm_env import make_code_target, ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
 from farm.selection.fitting import RecordChoice, Records
@@ -134,7 +133,7 @@ def compile_prepared(
     codes = tuple(one.code for one in served)
     if known is not None and codes in known:
         return dataclasses.replace(known[codes], served=tuple(served), applied=applied, by_rule=by_rule)
-    finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
+    finished = pipelines.finish(module, compile_target, database if applied or by_rule else None, used)
     # TVM silently drops a schedule that it cannot apply.
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
@@ -190,7 +189,7 @@ def _schedule(
             _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
             continue
         return item, Served(workload, choice, latency_s=choice.record.median_s, code=code(item.sch.mod))
-    default = default_schedule.find_default(workload, entry, target) if canonical else None
+    default = traces.find_default(workload, entry, target) if canonical else None
     if default is None:
         return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None

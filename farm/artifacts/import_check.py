@@ -20,7 +20,7 @@ from farm.errors import DeadlineError, InternalError, PermanentError, Unavailabl
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.jobs import compile_in_subprocess
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 
 # Unscheduled code is slow: some seconds per case of a ResNet.
 _MOST_CASES = 2

@@ -30,8 +30,7 @@ from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.jobs import compile_in_subprocess
-from farm.search import gpus
-from farm.search import target as search_target
+from farm.search import gpus, tvm_env
 from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision, pipelines
 from farm.selection.fitting import Records, Relative, describe_imported
@@ -262,7 +261,7 @@ def make_book(
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
     """Return TVM's target. Loads TVM's compiler, so not for a process that talks to boards."""
-    return search_target.host_target(plan.cores) if plan.config is None else dict(plan.config)
+    return tvm_env.host_target(plan.cores) if plan.config is None else dict(plan.config)
 
 
 def compile_ways(

@@ -21,7 +21,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import model_summary, quantise, trained, zoo
 from farm.report import campaign_rows, explain_page
-from farm.search import default_schedule
+from farm.search import traces
 from farm.search.graph import importer, pipelines
 from farm.units import format_bytes, format_latency, format_minute, format_number
 
@@ -294,7 +294,7 @@ def show(
             dataclasses.asdict(each)
             for each in importer.find_obstacles(proto, {i.name: i.static_shape for i in inputs})
         ]
-    families = [default_schedule.describe_default(workload) for workload in workloads]
+    families = [traces.describe_default(workload) for workload in workloads]
     total = math.fsum(w.flop * w.weight for w in workloads)
     document = {
         "model": source.name,

@@ -20,7 +20,7 @@ from farm.metaschedule import exchange, pull
 from farm.processes import machine
 from farm.processes.jobs import compile_in_subprocess
 from farm.report import campaign_rows, record_document
-from farm.search.codegen import printing
+from farm.search.codegen import lowering
 from farm.settings import StoreLocation, parse_store
 from farm.store import Store, database, imports
 from farm.store.records import RecordCriteria
@@ -247,7 +247,7 @@ def show_record(
 
 def _print_code(workload: StoredWorkload, records: list[Record], form: str) -> output.Document:
     record = record_document.require_one(workload.name, records)
-    job = functools.partial(printing.print_code, workload.module_json, record.trace_json, workload.target, form)
+    job = functools.partial(lowering.print_code, workload.module_json, record.trace_json, workload.target, form)
     code = compile_in_subprocess(job, workload.name)
     about: dict[str, Any] = {"workload": workload.hash, "name": workload.name, "board_type": record.board_type}
     about |= {"operating_point": record.operating_point, "simulated": record.simulated}

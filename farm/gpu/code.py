@@ -1,8 +1,7 @@
 """Turn TVM's CUDA source into PTX checked for the exact GPU, or into its machine code for virtual boards.
 
 `farm/search/codegen/lowering.py` makes the source. The native libraries that boards need beside the code, TVM's plug-in
-and a virtual board's CUDA driver, are built here with zig. The headers that the source includes are reduced to what it
-uses (`include/`): NVRTC's wheel has no `cuda_fp16.h`, and its libcu++ is slow to read.
+and a virtual board's CUDA driver, are built here with zig.
 """
 
 from __future__ import annotations
@@ -19,15 +18,6 @@ from farm import folders, linker
 from farm.errors import CodeRefusedError, UnavailableError, UsageError
 from farm.gpu import ptx
 from farm.inventory.board_types import BoardType
-
-_FILES = {
-    "cuda/std/cstdint": "cuda/std/cstdint.h",
-    "cuda/std/type_traits": "cuda/std/type_traits.h",
-    "cuda_fp16.h": "cuda_fp16.h",
-}
-# By the name that a source includes.
-HEADERS = {name: (Path(__file__).parent / "include" / file).read_text("utf-8") for name, file in _FILES.items()}
-
 
 PLUGIN = "libtvm_farm_cuda.so"
 DRIVER = "libcuda_virtual.so"

@@ -23,7 +23,7 @@ from farm.metaschedule.runner import recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.processes.machine import name_user, process_identity
 from farm.search import traces, workloads
-from farm.search.target import host_target, make_target
+from farm.search.tvm_env import host_target, make_target
 from farm.store import Store
 from farm.store.trial_rows import KnownCandidate
 from farm.values import DEFAULT_POINT, Trial, Workload
@@ -94,7 +94,7 @@ class FarmDatabase(ms.database.PyDatabase):
     def has_workload(self, mod: Any) -> bool:
         """Say whether the store or this script has records of a workload."""
         bare = _without_notes(mod)
-        if not self._memory.has_workload(bare) and self._find_known(mod):
+        if not self._memory.has_workload(bare) and any(self._fetch_known(key) for key, _ in self._plan_keys(mod)):
             self.commit_workload(mod)
         return bool(self._memory.has_workload(bare))
 
@@ -186,9 +186,6 @@ class FarmDatabase(ms.database.PyDatabase):
             for form in forms
             for config in self._targets
         ]
-
-    def _find_known(self, mod: Any) -> bool:
-        return any(self._fetch_known(key) for key, _ in self._plan_keys(mod))
 
     def _fetch_known(self, key: str) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())

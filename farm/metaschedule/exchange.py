@@ -23,8 +23,7 @@ from farm.artifacts.artifact_folder import new_file, new_folder
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
-from farm.search import proof, traces
-from farm.search import target as search_target
+from farm.search import proof, traces, tvm_env
 from farm.search.tvm_env import ms
 from farm.store import expressions
 from farm.store.imports import RecordBundle
@@ -354,7 +353,7 @@ def _write_database(bundle: RecordBundle, folder: Path) -> int:
         workload = about[record.workload]
         entry, target = (
             database.commit_workload(tvm.ir.load_json(workload.module_json)),
-            search_target.make_target(workload.target),
+            tvm_env.make_target(workload.target),
         )
         item = traces.restore(record.trace_json, entry, target)
         database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))

@@ -12,8 +12,7 @@ from typing import Any
 from farm.errors import UsageError
 from farm.metaschedule import database as ours
 from farm.metaschedule import tvm_objects
-from farm.search import proof, traces, workloads
-from farm.search import target as search_target
+from farm.search import proof, traces, tvm_env, workloads
 from farm.search.tvm_env import ms
 from farm.values import Workload
 
@@ -65,7 +64,7 @@ def _read(pipeline: str) -> tuple[list[Workload], list[dict[str, Any]]]:
         key = workloads.workload_hash(module, config, pipeline)
         if key not in found:
             found[key] = ours.describe(module, key, config, pipeline)
-        target = search_target.make_target(config)
+        target = tvm_env.make_target(config)
         text = traces.dump(record.as_measure_candidate(), record.workload, target)
         # Hash what the farm restores from this text, where post-processors run again.
         candidate = workloads.hash_structure(traces.restore(text, record.workload, target).sch.mod)

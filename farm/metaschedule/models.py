@@ -11,7 +11,7 @@ from farm.errors import UsageError
 from farm.metaschedule.tvm_objects import load_for_script
 from farm.models import inputs as model_inputs
 from farm.models.source import resolve_model
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search.graph import importer, pipelines
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ def farm_pipeline(name: str) -> Any:
         target = tvm.target.Target.current()
         if target is None:
             raise UsageError("the farm's pipeline needs a target", "Run it inside `with target:`.")
-        prepared, used = pipeline.prepare(module, target, wanted)
+        prepared, used = pipelines.prepare(module, target, wanted)
         if used.name != wanted.name:
             _log.warning("this model uses %s; give FarmDatabase the same pipeline", used.name)
         database = ms.Database.current()
-        return prepared if database is None else pipeline.finish(prepared, target, database, used)
+        return prepared if database is None else pipelines.finish(prepared, target, database, used)
 
     return tvm.transform.module_pass(run, opt_level=0, name="FarmPipeline")

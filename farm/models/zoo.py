@@ -63,7 +63,7 @@ def vit_b16(g: GraphBuilder, x: str) -> str:
     x = g.add(x, g.weight((1, 197, _EMBEDDING), 0.5))
     for _ in range(_LAYERS):
         x = g.add(x, _attend(g, g.layer_norm(x, epsilon=1e-6)))
-        x = g.add(x, _feed_forward(g, g.layer_norm(x, epsilon=1e-6)))
+        x = g.add(x, g.linear(g.gelu(g.linear(g.layer_norm(x, epsilon=1e-6), _INNER)), _EMBEDDING, gain=_ADDED))
     return g.dense(g.row(g.layer_norm(x, epsilon=1e-6), 0, _EMBEDDING), 1000)
 
 
@@ -78,10 +78,6 @@ def _attend(g: GraphBuilder, x: str) -> str:
     return g.linear(
         g.reshape(g.transpose(mixed, (0, 2, 1, 3), each), (0, 0, _EMBEDDING), _EMBEDDING), _EMBEDDING, gain=_ADDED
     )
-
-
-def _feed_forward(g: GraphBuilder, x: str) -> str:
-    return g.linear(g.gelu(g.linear(x, _INNER)), _EMBEDDING, gain=_ADDED)
 
 
 Kernel = int | tuple[int, int]

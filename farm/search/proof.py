@@ -16,7 +16,7 @@ import tvm
 
 from farm.errors import UsageError
 from farm.processes import confined
-from farm.search import target, traces, tvm_env, workloads
+from farm.search import traces, tvm_env, workloads
 from farm.search.tvm_env import ms
 from farm.values import Workload
 
@@ -86,7 +86,7 @@ def _judge_one(workload: Workload, candidates: Sequence[tuple[str, str]]) -> str
     entry = ms.database.MemoryDatabase().commit_workload(module) if candidates else None
     for candidate, trace_json in candidates:
         try:
-            made = traces.restore(trace_json, entry, target.make_target(workload.target))
+            made = traces.restore(trace_json, entry, tvm_env.make_target(workload.target))
         except Exception as error:  # noqa: BLE001 - as above
             return f"the trace of its candidate {candidate} cannot be read: {' '.join(str(error).split())[:200]}"
         if (own := workloads.hash_structure(made.sch.mod)) != candidate:

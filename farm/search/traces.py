@@ -3,12 +3,16 @@
 The text is a MetaSchedule tuning record with the decisions alone. MetaSchedule's post-processors (parallel loops,
 packed weights) are left out and applied again on restoring: their layout maps do not survive JSON. Blocks have
 canonical names (`farm.search.workloads`), independent of the function's own names.
+
+An untuned function gets the best predicted plan that TVM accepts (`find_default`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +21,14 @@ import tvm
 from tvm import tirx
 
 from farm.errors import InternalError
-from farm.search import tvm_env, workloads
-from farm.search.families import expressions, facts
+from farm.search import gpus, tvm_env, workloads
+from farm.search.families import expressions, facts, rule
+from farm.search.families.family import Plan
 from farm.search.graph import dots
-from farm.search.tvm_env import ms
+from farm.search.graph.pipelines import is_canonical
+from farm.search.tvm_env import make_target, ms
 from farm.search.tvm_errors import find_reason
+from farm.values import Workload
 
 _Instructions = list[list[Any]]
 
@@ -159,3 +166,65 @@ def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _I
         else [kind, inputs, attributes, outputs]
         for kind, inputs, attributes, outputs in instructions
     ]
+
+
+_log = logging.getLogger(__name__)
+
+# TVM refuses plans whose shapes it cannot prove; one of the first few is usually accepted, or none is.
+_MOST_TRIED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """The predicted schedule as MetaSchedule's measure candidate, with its family, plan and predicted time of a call.
+
+    `refused` lists matching families none of whose plans TVM accepted.
+    """
+
+    candidate: Any
+    family: str
+    plan: Plan
+    seconds: float
+    refused: tuple[str, ...] = ()
+
+
+def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
+    """Find the default schedule of the workload `entry` (MetaSchedule's); None where no family matches."""
+    context = make_context(entry.mod, target)
+    refused: list[str] = []
+    for outlook in rule.list_outlooks(entry.mod, gpus.unit_of(workload.target)):
+        for prediction, plan in outlook.plans()[:_MOST_TRIED]:
+            schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
+            try:
+                outlook.apply(schedule, plan)
+                finish(schedule, context)
+            except (RuntimeError, ValueError, TypeError) as error:
+                _log.debug("%s: %s refuses %s: %s", workload.name, outlook.family.name, dict(plan), error)
+                continue
+            arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+            candidate = ms.search_strategy.MeasureCandidate(schedule, arguments)
+            return Default(candidate, outlook.family.name, plan, prediction.seconds, tuple(refused))
+        refused.append(outlook.family.name)
+    return None
+
+
+def predict_seconds(workload: Workload) -> float | None:
+    """Return the predicted time of one untuned call (s); None where no family matches.
+
+    Schedules nothing: it is the best plan's time, even if TVM refuses that plan (`find_default`).
+    """
+    if not is_canonical(workload.pipeline):
+        return None
+    outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
+    return None if outlook is None else outlook.plans()[0][0].seconds
+
+
+def describe_default(workload: Workload) -> str:
+    """Describe which family serves an untuned workload, and which ones TVM refused."""
+    if not is_canonical(workload.pipeline):
+        return "none"
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+    found = find_default(workload, entry, make_target(workload.target))
+    if found is None:
+        return "none"
+    return found.family + (f" ({', '.join(found.refused)} refused)" if found.refused else "")

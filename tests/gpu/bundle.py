@@ -36,7 +36,7 @@ from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
-from farm.search import gpus, target, tvm_env
+from farm.search import gpus, tvm_env
 from farm.search.codegen import builder, lowering
 from farm.virtual import gpu_driver, gpu_time
 from tests.gpu import check
@@ -166,7 +166,7 @@ class Bundle:
         item = {"name": f"{families.CASES[name][0]}: {name}", "engine": Engine.KERNEL, "arguments": arguments}
         item |= {"tolerance": TOLERANCES[find_precision(name)]}
         tensors = [tvm.runtime.tensor(array, tvm.runtime.cpu()) for array in check.draw(item).values()]
-        tvm.compile(module, target=target.make_target(target.host_target(1)))["main"](*tensors)
+        tvm.compile(module, target=tvm_env.make_target(tvm_env.host_target(1)))["main"](*tensors)
         both = tvm.IRModule({key: each.with_attr("global_symbol", key) for key, each in scheduled.items()})
 
         def make(*, simulated: bool) -> bytes:

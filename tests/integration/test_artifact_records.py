@@ -9,7 +9,7 @@ from farm.artifacts import make
 from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
-from farm.search import default_schedule, traces, tvm_env
+from farm.search import traces, tvm_env
 from farm.search.workloads import prepare_model
 from farm.selection.fitting import RecordFit
 from farm.values import Record
@@ -29,7 +29,7 @@ def make_record(board_type: str, point: str) -> Record:
     prepared = prepare_model(opened.source.load(), shapes, kind.target.to_tvm(), kind.pipeline)
     workload = prepared.workloads[0]
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
-    found = default_schedule.find_default(workload, entry, prepared.target)
+    found = traces.find_default(workload, entry, prepared.target)
     assert found is not None
     return Record(
         workload=workload.hash,

@@ -21,7 +21,7 @@ from device_agent.protocol import Status
 from farm.campaign.engine.ray_compilers import RayCompiler
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
-from farm.search import target, tvm_env
+from farm.search import tvm_env
 from farm.search.codegen import builder
 from farm.search.codegen.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
@@ -50,7 +50,7 @@ def matmul_json() -> str:
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
-    return target.host_target(2)
+    return tvm_env.host_target(2)
 
 
 # One build
@@ -61,10 +61,10 @@ def test_code_may_be_made_as_for_another_core_with_the_same_instructions() -> No
     for kind in load_core_types():
         assert all(find_core_type(name, kind.machine) is kind for pair in kind.compiled_as.items() for name in pair)
     config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3", "num-cores": 2}
-    assert target.make_target(config).attrs["mcpu"] == "znver3"
-    assert target.make_code_target(config).attrs["mcpu"] == "znver2"
+    assert tvm_env.make_target(config).attrs["mcpu"] == "znver3"
+    assert tvm_env.make_code_target(config).attrs["mcpu"] == "znver2"
     for mcpu in ("znver4", "haswell"):
-        assert target.make_code_target(config | {"mcpu": mcpu}).attrs["mcpu"] == mcpu
+        assert tvm_env.make_code_target(config | {"mcpu": mcpu}).attrs["mcpu"] == mcpu
 
 
 @pytest.mark.core
@@ -116,7 +116,7 @@ def test_a_library_for_an_arm_board(matmul_json: str) -> None:
 def test_an_impossible_target_is_refused() -> None:
     """A target that TVM does not know is the caller's mistake."""
     with pytest.raises(UsageError, match="TVM refuses the target"):
-        target.make_target({"kind": "abacus"})
+        tvm_env.make_target({"kind": "abacus"})
 
 
 # The pool

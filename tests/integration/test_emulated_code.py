@@ -82,8 +82,8 @@ def built(
     from farm.models.source import resolve_model
     from farm.search import tvm_env
     from farm.search.codegen import builder
-    from farm.search.default_schedule import find_default
-    from farm.search.target import host_target, make_target
+    from farm.search.traces import find_default
+    from farm.search.tvm_env import host_target, make_target
     from farm.search.workloads import prepare_model
 
     tvm = tvm_env.load()

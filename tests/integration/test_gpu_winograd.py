@@ -14,11 +14,11 @@ import pytest
 
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.search import gpus, target, traces, tvm_env, workloads
+from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.codegen import builder
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import algorithms, pipeline, winograd
+from farm.search.graph import algorithms, pipelines, winograd
 from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from tests.integration.test_gpu_families import _RUN
@@ -26,7 +26,7 @@ from tests.integration.test_winograd import ONES, convolve, error_of, make_data
 
 tvm = tvm_env.load()
 
-HOST = target.host_target(2)
+HOST = tvm_env.host_target(2)
 NANO = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), HOST, simulated=True)
 # m, the shape of the data, channels, padding, type.
 CASES: list[tuple[int, Shape, int, Padding, str]] = [
@@ -62,8 +62,8 @@ def make_function(m: int, shape: Shape, channels: int, padding: Padding, dtype: 
             made = block.emit_output(relax.op.nn.relu(made))
         block.emit_func_output(made)
     made = winograd.use_winograd(lambda *_: m, algorithms.make_for(gpus.unit_of(NANO)))(block.get())
-    module, used = pipeline.prepare(made, target.make_target(NANO), PIPELINES[gpus.PIPELINE])
-    [workload] = workloads.extract(module, target.make_target(NANO), NANO, used.name)
+    module, used = pipelines.prepare(made, tvm_env.make_target(NANO), PIPELINES[gpus.PIPELINE])
+    [workload] = workloads.extract(module, tvm_env.make_target(NANO), NANO, used.name)
     assert f"winograd{m}_conv2d_add" in workload.name
     arguments = [data, winograd.transform_weights(weights, m), bias]
     result = np.zeros(expected.shape, dtype)
@@ -82,7 +82,7 @@ def schedule(module: Any, place: float) -> Any:
     once, again = (tvm.s_tir.Schedule(module, error_render_level="none") for _ in range(2))
     outlook.apply(once, plans[int(place * (len(plans) - 1))][1])
     tvm.s_tir.schedule.Trace.apply_json_to_schedule(once.trace.as_json(), again)
-    traces.finish(again, traces.make_context(module, target.make_target(NANO)))
+    traces.finish(again, traces.make_context(module, tvm_env.make_target(NANO)))
     return again.mod["main"]
 
 

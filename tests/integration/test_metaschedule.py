@@ -288,11 +288,11 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
 
     tvm = tvm_env.load()
     from farm.models import inputs, source
-    from farm.search import FarmDatabase, farm_pipeline, import_model, target
+    from farm.search import FarmDatabase, farm_pipeline, import_model
     from farm.search.tuners.schedule_space import ScheduleSpace
     from farm.search.workloads import prepare_model
 
-    config = target.host_target(1)
+    config = tvm_env.host_target(1)
     model = source.resolve_model("tiny-cnn").load()
     [spec] = inputs.read_inputs(model)
     found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads

@@ -21,7 +21,7 @@ from farm.models import source, tflite
 from farm.models.lengths import set_batch
 from farm.models.quantise import open_session
 from farm.models.tflite import operators
-from farm.search import target, tvm_env
+from farm.search import tvm_env
 from tests.integration.tflite_models import Writer
 
 tvm = tvm_env.load()
@@ -258,7 +258,7 @@ def test_scales_stay_and_results_are_within_a_step(tmp_path: pathlib.Path, dtype
 def compile_and_run(model: source.ModelSource, values: Any) -> list[Any]:
     specs = model_inputs.read_inputs(model.load())
     shapes = {spec.name: spec.static_shape for spec in specs}
-    made = compiling.compile_model(model.load(), shapes, target.host_target(1), "graph/2", [], link_triple=None)
+    made = compiling.compile_model(model.load(), shapes, tvm_env.host_target(1), "graph/2", [], link_triple=None)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.so"
         path.write_bytes(made.library)

@@ -20,10 +20,10 @@ from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source
-from farm.search import target, tvm_env, workloads
+from farm.search import tvm_env, workloads
 from farm.search.codegen import builder
 from farm.search.codegen.build_pool import BuildResult
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search.graph import importer, pipelines
 from farm.search.tuners.tasks import Candidate
 from farm.selection.tie import TieRule
 from farm.settings import Settings
@@ -99,7 +99,7 @@ def boards(agents: dict[str, Agent]) -> Iterator[Boards]:
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, object]:
-    return dict(target.host_target(THREADS))
+    return dict(tvm_env.host_target(THREADS))
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def workload(host: dict[str, object]) -> Workload:
     """The heaviest function of the zoo's tiny-cnn."""
     model = source.resolve_model("tiny-cnn").load()
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    compile_target = target.make_target(host)
-    module, used = pipeline.prepare(
+    compile_target = tvm_env.make_target(host)
+    module, used = pipelines.prepare(
         importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline("graph/2")
     )
     return workloads.extract(module, compile_target, host, used.name)[0]

@@ -14,7 +14,7 @@ from farm.search import cores, tvm_env, workloads
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import algorithms, pipeline, winograd
+from farm.search.graph import algorithms, pipelines, winograd
 from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -168,7 +168,7 @@ def test_what_follows_a_convolution_is_fused_into_it() -> None:
         str(name.name_hint) for name, function in made.functions_items() if "global_symbol" in (function.attrs or {})
     ]
     assert public == ["main"], "two functions that the linker knows as main"
-    module, used = pipeline.prepare(made, target, PIPELINES["graph/2"])
+    module, used = pipelines.prepare(made, target, PIPELINES["graph/2"])
     [workload] = workloads.extract(module, target, AVX2, used.name)
     assert workload.name == "winograd4_conv2d_add_add_relu 3x3 9x9x8>8"
     assert workload.kind == "conv2d"

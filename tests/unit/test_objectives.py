@@ -10,8 +10,8 @@ import pytest
 from device_agent.protocol import Energy, PowerWindow, RailPower, Status
 from farm.campaign.verify import objectives
 from farm.points.values import Objective
-from farm.selection.rounds import Contest
 from farm.selection.decision import Decision
+from farm.selection.rounds import Contest
 from farm.selection.tie import TieRule
 from farm.types.campaigns import TypeOrder, WorkloadOrder
 from farm.units import parse_energy_j

@@ -18,8 +18,8 @@ from farm.campaign.verify.programs import Failure, Program, RecordKey
 from farm.errors import InternalError
 from farm.points.values import Objective
 from farm.search.families import rule
-from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.decision import Decision
+from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
 from farm.store.trial_rows import KnownCandidate
 from farm.types.campaigns import Order

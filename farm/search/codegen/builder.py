@@ -23,7 +23,7 @@ from device_agent.protocol import Status
 from farm import linker
 from farm.errors import CodeRefusedError, FarmError
 from farm.search.codegen import lowering
-from farm.search.target import make_code_target
+from farm.search.tvm_env import make_code_target
 from farm.search.tvm_errors import find_reason
 
 _PREFIX = "farm-build-"

@@ -15,7 +15,6 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families import loops as steps
-from farm.search.families.dense_forms import apply, count_moved, list_parts
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
@@ -84,7 +83,7 @@ class Dense:
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": self._list_pads(facts, core),
             **list_steps(core, facts.line, facts.element_bytes, facts.row),
-            **({} if self.inner else list_parts(facts, core)),
+            **({} if self.inner else steps.list_parts(facts, core)),
         }
 
     @staticmethod
@@ -115,7 +114,7 @@ class Dense:
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         near = tiles * (inner - facts.depth * step)
-        moved = 2 + count_moved(plan)
+        moved = 2 + steps.count_moved_parts(plan)
         written = tile * vectors * moved / core.loads_per_cycle(lanes * facts.element_bytes * 8)
         compute = tiles * (inner + written + parts * _TILE_CYCLES)
         shared, weights, others = self._split(facts, plan, core, blocks, area)
@@ -215,7 +214,7 @@ class Dense:
         """Tile the block that writes the result, compute the contraction inside, unroll the register tile."""
         facts = self.begin(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
-            apply(schedule, facts, plan, self._split_tile)
+            steps.apply_parts(schedule, facts, plan, self._split_tile)
             return
         last = steps.write_apart(schedule, facts)
         parallel, at, tile = self.tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))

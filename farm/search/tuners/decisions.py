@@ -116,7 +116,7 @@ def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
 def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tuple[int, ...]]:
     """Yield tilings with a factor (prime, or any) moved between loops."""
     for source, size in enumerate(now):
-        factors = [f for f in _divisors(size) if f > 1] if every_divisor else _primes(size)
+        factors = [f for f in _divisors(size) if f > 1] if every_divisor else tuple(_factorise(size))
         for factor, goal in itertools.product(factors, range(len(now))):
             if goal != source:
                 moved = list(now)
@@ -198,7 +198,3 @@ def _factorise(number: int) -> dict[int, int]:
     if number > 1:
         powers[number] = powers.get(number, 0) + 1
     return powers
-
-
-def _primes(number: int) -> tuple[int, ...]:
-    return tuple(_factorise(number))
