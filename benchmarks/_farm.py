@@ -34,7 +34,7 @@ from farm.search import tvm_env
 from farm.search.traces import find_default
 from farm.search.tvm_env import host_target, make_target
 from farm.search.workloads import prepare_model
-from farm.selection.fitting import Records
+from farm.selection.decision import Records
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign

@@ -17,7 +17,7 @@ from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from farm.search.codegen import builder
-from farm.search.tuners.tasks import derive_traits
+from farm.search.tuners.decisions import derive_traits
 from farm.settings import Settings
 
 # One FMA starts per pipe and cycle and has its sum 4 to 5 cycles later, in up to two pipes:

@@ -27,8 +27,8 @@ from farm.inventory.board_types import require_board_type
 from farm.search import gpus, tvm_env
 from farm.search.codegen import builder
 from farm.search.families import rule
+from farm.search.tuners.decisions import Candidate as SearchCandidate
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.tasks import Candidate as SearchCandidate
 from farm.search.tuners.warm_start import spearman
 from farm.values import Workload
 from farm.virtual.emulated.runs import Candidate, Emulator

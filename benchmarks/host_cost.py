@@ -136,11 +136,11 @@ def draw(rng: random.Random) -> float:
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
     from farm.search.codegen import builder
-    from farm.search.tuners import campaign_search, tasks
+    from farm.search.tuners import campaign_search, decisions
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(SEED)
     search = campaign_search.CampaignSearch("xgb", None, SEED, base.population, base.generations, _machine.cores())
-    search.open("key", tasks.SearchTask(workload, "local", "default", tasks.derive_traits(workload.target)))
+    search.open("key", decisions.SearchTask(workload, "local", "default", decisions.derive_traits(workload.target)))
     began, warm, done = time.monotonic(), min(OUR_WARM_TRIALS, options.trials), 0
     while done < warm + options.trials:
         meter.counted = done >= warm

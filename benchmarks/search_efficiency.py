@@ -257,7 +257,7 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
 
 
 def traits_of(workload: Any) -> Any:
-    from farm.search.tuners.tasks import derive_traits
+    from farm.search.tuners.decisions import derive_traits
 
     return derive_traits(workload.target)
 
@@ -265,7 +265,7 @@ def traits_of(workload: Any) -> Any:
 def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list[Any]) -> tuple[list[float], str]:
     """The campaign's search with stock's budget."""
     from farm.search.tuners.campaign_search import CampaignSearch
-    from farm.search.tuners.tasks import SearchTask
+    from farm.search.tuners.decisions import SearchTask
 
     base = _settings()
     search = CampaignSearch(options.tuner, options.loss or None, seed, base.population, base.generations, 1)
@@ -285,7 +285,7 @@ def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list
 def find_foreign(options: Any, timer: Timer, workload: Any, seed: int) -> list[Any]:
     """What a search for the other type of boards left in the store."""
     from farm.search.tuners.campaign_search import CampaignSearch
-    from farm.search.tuners.tasks import ForeignTrial, SearchTask
+    from farm.search.tuners.decisions import ForeignTrial, SearchTask
 
     base = _settings()
     traits = traits_of(workload)

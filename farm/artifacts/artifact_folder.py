@@ -13,7 +13,7 @@ from typing import Any
 
 from device_agent.protocol import ProtocolError, load_json
 from farm import folders
-from farm.artifacts.manifest import FORMAT, LIBRARY, NAME, VERSION, File, Manifest, _digest, find_control
+from farm.artifacts.manifest import FORMAT, NAME, VERSION, File, Manifest, _digest, find_control
 from farm.errors import FarmError, PermanentError, UnavailableError, UsageError
 from farm.inventory.documents import check_document
 
@@ -95,10 +95,6 @@ class Artifact:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-
-    def read_library(self) -> bytes:
-        """Return the library's bytes. Raises PermanentError where they have changed."""
-        return self.read_file(LIBRARY)
 
     def read_file(self, name: str) -> bytes:
         """Return a file's bytes. Raises PermanentError where it is missing or has changed."""

@@ -22,9 +22,8 @@ from farm.artifacts.given_model import GivenModel, refusing
 from farm.artifacts.manifest import Manifest, MeasuredModel, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime import tasks
-from farm.artifacts.runtime.inputs import write_arrays
-from farm.artifacts.runtime.lengths import fit
-from farm.artifacts.timing import Variant, ordered, time_in_turns
+from farm.artifacts.runtime.inputs import fit, write_arrays
+from farm.artifacts.timing import Turns, Variant, ordered
 from farm.artifacts.verify import OutputComparison, compare, find_worst
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError
@@ -283,9 +282,8 @@ def run_artifact(
     window = plan_window(board.description, _WINDOW_S)
     limits = board.limits(manifest.threads)
     variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, manifest.device)
-    timed = time_in_turns(
-        board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy(), per_layer=per_layer
-    )
+    turns = Turns([variant], repeat, limits, rounds=1, energy=window.to_energy(), per_layer=per_layer)
+    timed = turns.run_all(board.run)
     figures = {key: float(value) for key, value in dataclasses.asdict(summarise(timed.samples[manifest.name])).items()}
     energy_j, power_w = read_energy(timed.outcomes[manifest.name])
     details = timed.describe_details(manifest.name)

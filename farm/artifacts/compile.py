@@ -1,6 +1,6 @@
 """Compile a model for a board type from its records into one linked library with a Relax VM executable.
 
-`farm.selection.fitting` decides which record serves a workload.
+`farm.selection.decision` decides which record serves a workload.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,8 @@ from farm.search.graph import half_precision, pipelines, recurrent
 from farm.search.tvm_env import make_code_target, ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
-from farm.selection.fitting import RecordChoice, Records
-from farm.values import Record, Workload
+from farm.selection.decision import RecordChoice, Records
+from farm.values import COMPUTED_PREFIX, Record, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,24 @@ class Served:
     latency_s: float | None = None
     code: str = ""
     left_out: bool = False
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm."""
+        return find_algorithm(self.workload.name)
+
+
+def find_algorithm(workload: str) -> str:
+    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
+    if workload.startswith(half_precision.PREFIX):
+        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
+    if workload.startswith(COMPUTED_PREFIX):
+        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
+        return ", ".join(filter(None, (own, "fp16")))
+    if re.search(r"int8|quantize", workload):
+        return "8 bits"
+    winograd = re.match(r"winograd(\d)", workload)
+    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
 # Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.

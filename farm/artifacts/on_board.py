@@ -168,32 +168,15 @@ def choose_board(store: Store, board_type: str | None, board: str | None) -> tup
 def hold_board(
     settings: Settings,
     store: Store,
-    name: str,
+    place: str | tuple[BoardType, str | None],
     wait_s: float,
     purpose: str,
     say: Callable[[str], None],
     *,
     is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
-    """Hold the board called `name` for a block. Raises the errors of `open_crew`."""
-    kind, known = find_board(store, name)
-    with hold_type(settings, store, kind, wait_s, purpose, say, known, is_timed=is_timed) as held:
-        yield held
-
-
-@contextlib.contextmanager
-def hold_type(
-    settings: Settings,
-    store: Store,
-    kind: BoardType,
-    wait_s: float,
-    purpose: str,
-    say: Callable[[str], None],
-    name: str | None = None,
-    *,
-    is_timed: bool = True,
-) -> Iterator[HeldForModels]:
-    """Hold a board of a type for a block: `name`, or any free one. Raises the errors of `open_crew`."""
+    """Hold a board for a block: the named one, or of a type the named or any free one. Raises as `open_crew` does."""
+    kind, name = find_board(store, place) if isinstance(place, str) else place
     with open_crew(settings, store, kind, name, wait_s, purpose, say, is_timed=is_timed) as (crew, _):
         [board] = crew.boards
         description = crew.call(board.open())

@@ -46,9 +46,7 @@ _ARCHIVES = frozenset({".tar", ".whl", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".z
 _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 # The code in a wheel that runs the model.
 _RUNTIME = "farm.artifacts.runtime"
-_RUNTIME_FILES = (
-    "__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "lengths.py", "runner.py", "tasks.py",
-)  # fmt: skip
+_RUNTIME_FILES = ("__init__.py", "__main__.py", "inputs.py", "runner.py", "tasks.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # Optional requirements of a wheel, which may not be installed here.
 _OPTIONAL = frozenset({"pillow"})

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from farm.artifacts import lengths as artifact_lengths
+from farm.artifacts import import_check
 from farm.artifacts.given_model import GivenModel, open_source
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
@@ -103,7 +103,7 @@ def _list_variants(
 ) -> list[ModelVariant]:
     """Return the model with these shapes; with a range of lengths one for each size, ascending."""
     opened = open_source(source, shapes, batch)
-    artifact_lengths.find_output_axes(opened)
+    import_check.find_output_axes(opened)
     plain, lengths = split_shapes(shapes)
     variants = []
     for number, each in enumerate(opened.list_sizes()):

@@ -88,7 +88,7 @@ def gate(
             subject = dataclasses.replace(given, artifact=candidate, baseline=before)
             for artifact in subject.list_artifacts().values():
                 on_board.prepare_gpu(artifact.manifest, settings)
-            with on_board.hold_type(settings, store, kind, wait_s, f"bench {about.name}", output.note, only) as held:
+            with on_board.hold_board(settings, store, (kind, only), wait_s, f"bench {about.name}", output.note) as held:
                 held.pin(point, operating_point)
                 cases = checking.make_cases(given.opened, about, [])
                 verified = checking.verify_artifact(candidate, held, given.opened.source, cases)

@@ -19,7 +19,8 @@ from farm.cli import model_artifacts, model_board, model_evaluate, options, outp
 from farm.cli.model_artifacts import Folder
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.models import model_summary, quantise, trained, zoo
+from farm.models import quantise, trained, zoo
+from farm.models.source import summarise
 from farm.report import campaign_rows, explain_page
 from farm.search import traces
 from farm.search.graph import importer, pipelines
@@ -279,7 +280,7 @@ def show(
     named = board_types.require_board_type(board_type)
     source, inputs = options.read_model(model, shape, batch, trust_model)
     proto = source.load()
-    summary = model_summary.summarise(proto, inputs)
+    summary = summarise(proto, inputs)
 
     source.require_float(weights)
     kind = pipelines.store_weights(named, weights)

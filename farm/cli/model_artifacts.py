@@ -253,7 +253,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         since=since,
     )  # fmt: skip
     try:
-        import_check.require_right_import(order.source, order.inputs, screen.note)
+        import_check.require_right_import(order.opened.source, order.opened.inputs, screen.note)
         tune.tune(request, settings, store, screen)
     finally:
         screen.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib.util
+import importlib.metadata
 import struct
 import tempfile
 from pathlib import Path
 
 from farm import folders, linker
-from farm.errors import CodeRefusedError, UnavailableError, UsageError
+from farm.errors import CodeRefusedError, UsageError
 from farm.gpu import ptx
 from farm.inventory.board_types import BoardType
 
@@ -33,8 +33,8 @@ THREADS_PER_BLOCK = 1024
 
 def build_plugin(folder: Path, triple: str | None) -> Path:
     """Build TVM's device "cuda" over the CUDA driver, for a system that zig calls `triple` (None: this machine)."""
-    sources = _find_package("device_agent") / "native"
-    includes = [_find_package(name) / "include" for name in ("tvm", "tvm_ffi")]
+    sources = linker.find_package("device_agent") / "native"
+    includes = [linker.find_package(name) / "include" for name in ("tvm", "tvm_ffi")]
     options = [word for path in includes for word in ("-I", str(path), f"-ffile-prefix-map={path}=include")]
     linker.link_cpp(folder / PLUGIN, sorted(sources.glob("*.cc")), triple, options)
     return folder / PLUGIN
@@ -86,22 +86,14 @@ def prepare(home: Path) -> None:
 @functools.cache
 def _digest() -> str:
     digest = hashlib.sha256(repr((list_tools(), _has_vectors())).encode())
-    for path in sorted([*(_find_package("device_agent") / "native").iterdir(), *find_virtual_gpu().iterdir()]):
+    for path in sorted([*(linker.find_package("device_agent") / "native").iterdir(), *find_virtual_gpu().iterdir()]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def find_virtual_gpu() -> Path:
     """Return the folder of the virtual GPU's sources."""
-    return _find_package("farm") / "virtual" / "gpu"
-
-
-def _find_package(name: str) -> Path:
-    """Return the folder of an installed package without importing it. Raises UnavailableError."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError(f"the package {name} is not installed")
-    return Path(next(iter(spec.submodule_search_locations)))
+    return linker.find_package("farm") / "virtual" / "gpu"
 
 
 def require_emulated(arch: str) -> None:

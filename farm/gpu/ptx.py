@@ -17,14 +17,13 @@ from pathlib import Path
 from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UnavailableError, UsageError
 
-_HEADER_FILES = {
-    "cuda/std/cstdint": "cuda/std/cstdint.h",
-    "cuda/std/type_traits": "cuda/std/type_traits.h",
-    "cuda_fp16.h": "cuda_fp16.h",
-}
 # The headers that TVM's CUDA source includes, by name, reduced to what it uses (`include/`): NVRTC's wheel has no
 # `cuda_fp16.h`, and its libcu++ is slow to read.
-HEADERS = {name: (Path(__file__).parent / "include" / file).read_text("utf-8") for name, file in _HEADER_FILES.items()}
+HEADERS = {
+    name: (Path(__file__).parent / "include" / f"{name.removesuffix('.h')}.h").read_text("utf-8")
+    for name in ("cuda/std/cstdint", "cuda/std/type_traits", "cuda_fp16.h")
+}
+
 # 70 ms for a matrix product, some seconds for all kernels of a big model.
 _TIMEOUT_S = 120.0
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)

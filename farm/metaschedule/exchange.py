@@ -23,7 +23,7 @@ from farm.artifacts.artifact_folder import new_file, new_folder
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
-from farm.search import proof, traces, tvm_env
+from farm.search import traces, tvm_env
 from farm.search.tvm_env import ms
 from farm.store import expressions
 from farm.store.imports import RecordBundle
@@ -294,7 +294,7 @@ def read_database(
         with blamed(folder / name):
             given[key] = _read_text(folder / name)
     what = f"{folder} holds no records that can be read"
-    answer = confined.call(f"{__package__}.exchange_child:read", json.dumps(given).encode(), what, _LIMITS)
+    answer = confined.call(f"{__package__}.database:read_files", json.dumps(given).encode(), what, _LIMITS)
     with blamed(folder / TUNING_RECORDS):
         document = json.loads(answer)
         workloads = [Workload.from_row(each) for each in document["workloads"]]
@@ -322,13 +322,13 @@ def require_sound(bundle: RecordBundle, source: str, *, is_ours: bool = True) ->
     measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
     for each in measured:
         try:
-            proof.require_objects(json.loads(each.trace_json))
+            traces.require_objects(json.loads(each.trace_json))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
             ) from error
     candidates = () if is_ours else ((each.workload, each.candidate, each.trace_json) for each in measured)
-    if wrong := proof.find_mismatched(bundle.workloads, candidates):
+    if wrong := traces.find_mismatched(bundle.workloads, candidates):
         names = {each.hash: each.name for each in bundle.workloads}
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""

@@ -11,7 +11,7 @@ from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
 from farm.search import traces, tvm_env
 from farm.search.workloads import prepare_model
-from farm.selection.fitting import RecordFit
+from farm.selection.decision import RecordFit
 from farm.values import Record
 
 tvm = tvm_env.load()
@@ -49,12 +49,12 @@ def make_record(board_type: str, point: str) -> Record:
 
 def compile_for(board_type: str, records: list[Record]) -> Compiled:
     order = make.CompileOrder(open_model("tiny-cnn"), require_board_type(board_type))
-    shapes = {spec.name: spec.static_shape for spec in order.inputs}
+    shapes = {spec.name: spec.static_shape for spec in order.opened.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
     kind = order.board_type
     candidates = make.Candidates(tuple(records), tuple(make.list_relatives(kind, False)))
     book = make.make_book(kind, order.operating_point, candidates)
-    return compile_model(order.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
+    return compile_model(order.opened.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
 
 
 def test_a_record_of_the_same_cores_serves_another_board_type() -> None:

@@ -26,7 +26,7 @@ from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import tvm_env
 from farm.search.workloads import Prepared, prepare_model
-from farm.selection.fitting import Records
+from farm.selection.decision import Records
 from farm.sweep.run.programs import SweepRecipe
 from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads

@@ -18,7 +18,7 @@ from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.codegen import builder
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import algorithms, pipelines, winograd
+from farm.search.graph import half_precision, pipelines, winograd
 from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from tests.integration.test_gpu_families import _RUN
@@ -61,7 +61,7 @@ def make_function(m: int, shape: Shape, channels: int, padding: Padding, dtype: 
                 expected += data
             made = block.emit_output(relax.op.nn.relu(made))
         block.emit_func_output(made)
-    made = winograd.use_winograd(lambda *_: m, algorithms.make_for(gpus.unit_of(NANO)))(block.get())
+    made = winograd.use_winograd(lambda *_: m, half_precision.make_for(gpus.unit_of(NANO)))(block.get())
     module, used = pipelines.prepare(made, tvm_env.make_target(NANO), PIPELINES[gpus.PIPELINE])
     [workload] = workloads.extract(module, tvm_env.make_target(NANO), NANO, used.name)
     assert f"winograd{m}_conv2d_add" in workload.name
@@ -119,7 +119,7 @@ def test_the_convolution_is_computed(number: int, label: str, errors: dict[str, 
 def test_the_choice_follows_the_prediction() -> None:
     """A Nano gains from large tiles; few pixels are bound by weights, few inputs by transforms; exact is F(2, 3)."""
     unit = gpus.unit_of(NANO)
-    choose, exact = algorithms.choose_winograd(unit), algorithms.choose_winograd(unit, exact=True)
+    choose, exact = half_precision.choose_winograd(unit), half_precision.choose_winograd(unit, exact=True)
     assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
     assert choose((1, 14, 14, 256), 256, ONES, "float32") == 4
     assert exact((1, 28, 28, 128), 128, ONES, "float32") == 2

@@ -21,7 +21,7 @@ from farm.models import source
 from farm.search import tvm_env, workloads
 from farm.search.codegen import builder
 from farm.search.graph import importer, pipelines
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate
 from farm.values import Workload, operator_kind
 from tests.integration.one_search import OneSearch
 

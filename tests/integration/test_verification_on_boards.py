@@ -24,7 +24,7 @@ from farm.search import tvm_env, workloads
 from farm.search.codegen import builder
 from farm.search.codegen.build_pool import BuildResult
 from farm.search.graph import importer, pipelines
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store

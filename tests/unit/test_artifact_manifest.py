@@ -18,8 +18,8 @@ from farm.artifacts import artifact_folder, make, package
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
+from farm.artifacts.compile import find_algorithm
 from farm.artifacts.given_model import find_task, open_model, require_labels
-from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.cli.model_artifacts import _say_weights, _show
@@ -35,7 +35,7 @@ def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
     artifact = write(tmp_path / "a")
     again = artifact_folder.open_artifact(tmp_path / "a")
     assert again.manifest == artifact.manifest
-    assert again.read_library() == LIBRARY
+    assert again.read_file("model.so") == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -51,7 +51,7 @@ def test_nothing_stays_of_a_failed_write(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "a")
     with pytest.raises(TypeError):
         artifact_folder.write_artifact(tmp_path / "a", make_manifest(), {manifests.LIBRARY: b"new", "more": None})  # type: ignore[dict-item]
-    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == LIBRARY
+    assert artifact_folder.open_artifact(tmp_path / "a").read_file("model.so") == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -59,7 +59,7 @@ def test_an_artifact_takes_the_place_of_one_and_of_nothing_else(tmp_path: pathli
     """Compiling again replaces; a folder of the user's files is refused and untouched."""
     write(tmp_path / "a")
     write(tmp_path / "a", library=b"newer")
-    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == b"newer"
+    assert artifact_folder.open_artifact(tmp_path / "a").read_file("model.so") == b"newer"
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UsageError, match="no artifact"):

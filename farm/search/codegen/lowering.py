@@ -1,6 +1,6 @@
 """Lower scheduled functions to code: TVM's own passes, then ours for CPUs.
 
-On every CPU, accumulators stay in registers and rows are vectorised whole (`rows`). On x86, shared weights are
+On every CPU, accumulators stay in registers and rows are vectorised whole (`use_vectors`). On x86, shared weights are
 prefetched (`prefetch`) and reduction loops unrolled (`accumulators`). On Arm, which issues fewer instructions a cycle,
 passes remove instructions (`borders`, `accumulators`). GPU kernels are lowered by TVM alone.
 `print_code` returns the code of a recorded schedule as text.
@@ -24,7 +24,7 @@ from tvm_ffi import register_global_func, remove_global_func
 from farm.errors import FarmError, UsageError
 from farm.gpu.code import Made, make_code
 from farm.search import gpus, traces
-from farm.search.codegen import accumulators, borders, prefetch, rows
+from farm.search.codegen import accumulators, borders, prefetch
 from farm.search.cores import find_core
 from farm.search.families.expressions import rewrite, walk
 from farm.search.families.facts import is_small
@@ -143,7 +143,7 @@ def _make() -> tuple[Any, Any, Any]:
             if _has_known_sizes(function):
                 core = find_core(dict(target.export()))
                 if core is not None:
-                    function = rows.use_vectors(function, core.lanes(4))
+                    function = accumulators.use_vectors(function, core.lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
                     function = accumulators.init_with_bias(use_minmax_intrinsics(function))
                     function = borders.peel_borders(function)

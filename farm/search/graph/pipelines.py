@@ -18,7 +18,6 @@ from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
 from farm.search.graph import (
-    algorithms,
     attention,
     bindings,
     canonical,
@@ -283,10 +282,10 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes += [channel_padding.widen(target), attention.pad(target)]
     if pipeline.winograd != "never":
         unit = gpus.unit_of(target.export())
-        choose = algorithms.choose_winograd(unit, exact=pipeline.winograd == "exact")
-        passes.append(winograd.use_winograd(choose, algorithms.make_for(unit)))
+        choose = half_precision.choose_winograd(unit, exact=pipeline.winograd == "exact")
+        passes.append(winograd.use_winograd(choose, half_precision.make_for(unit)))
     if pipeline.canonical:
-        passes += [dots.use_instruction(target, algorithms.choose_panel(target)), in_place_concat.mark()]
+        passes += [dots.use_instruction(target, half_precision.choose_panel(target)), in_place_concat.mark()]
     if pipeline.polynomials:
         passes.append(decomposition.legalise())
     passes.append(relax.get_pipeline("zero"))

@@ -25,8 +25,7 @@ from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction, read_mark
 from farm.search.graph.pipelines import is_canonical
 from farm.search.tuners.cost_model import Features, Floats, Plans
-from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate, Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
 from farm.search.tvm_env import make_target, ms
 from farm.values import Workload
 
