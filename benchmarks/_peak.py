@@ -16,7 +16,7 @@ import _machine
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.tuners.decisions import derive_traits
 from farm.settings import Settings
 
@@ -97,7 +97,7 @@ def _build(text: str, target: Mapping[str, Any]) -> bytes:
     tvm = tvm_env.load_compiler()
     from tvm.script import from_source
 
-    return builder.build_candidate(tvm.ir.save_json(from_source(text)), target)
+    return lowering.build_candidate(tvm.ir.save_json(from_source(text)), target)
 
 
 def _floats(shapes: Sequence[tuple[int, ...]]) -> tuple[TensorSpec, ...]:

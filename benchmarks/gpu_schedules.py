@@ -30,7 +30,7 @@ from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.search import gpus, traces, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.workloads import Workload, prepare_model
 from farm.virtual import gpu_driver, gpu_time
@@ -214,7 +214,7 @@ class Tally:
             scheduled = schedule.mod
         with lowering.making(self._config) as made:
             built = tvm.tirx.build(scheduled, tvm_env.make_code_target(self._config), lowering.use_pipeline())
-        return [usage for each in made for usage in each.usages], lambda: builder.link_candidate(built)
+        return [usage for each in made for usage in each.usages], lambda: lowering.link_candidate(built)
 
     def _note(self, family: str, workload: str, plan: Any, text: str) -> None:
         lines = [line.strip() for line in text.strip().splitlines() if line.strip()]

@@ -135,7 +135,7 @@ def draw(rng: random.Random) -> float:
 
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
-    from farm.search.codegen import builder
+    from farm.search.codegen import lowering
     from farm.search.tuners import campaign_search, decisions
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(SEED)
@@ -152,10 +152,10 @@ def run_ours(workload: Any, options: Any) -> dict[str, Any]:
         done += len(candidates)
         if meter.counted:
             left = options.builds - meter.counts["compiling"]
-            with linking(builder, meter):
+            with linking(lowering, meter):
                 for candidate in candidates[: max(0, left)]:
                     with without("linking", meter), meter.phase("compiling", 1):
-                        builder.build_candidate(candidate.module_json, workload.target)
+                        lowering.build_candidate(candidate.module_json, workload.target)
         with meter.phase("learning", len(candidates)):
             search.observe("key", [(candidate.hash, draw(rng)) for candidate in candidates])
     return meter.summarise(time.monotonic() - began)

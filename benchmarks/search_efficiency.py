@@ -175,11 +175,11 @@ class Timer:
         import numpy as np
         import tvm
 
-        from farm.search.codegen import builder
+        from farm.search.codegen import lowering
 
         random = np.random.default_rng(0)
         try:
-            library = builder.build_candidate(module_json, workload.target)
+            library = lowering.build_candidate(module_json, workload.target)
         except (RuntimeError, ValueError, TypeError):
             return None
         with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:

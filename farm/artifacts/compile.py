@@ -22,7 +22,7 @@ from tvm import relax, tirx
 
 from farm import linker
 from farm.errors import InternalError, PermanentError
-from farm.gpu.ptx import Usage
+from farm.gpu.code import Usage
 from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.codegen import lowering
 from farm.search.graph import half_precision, pipelines, recurrent

@@ -17,7 +17,7 @@ from farm.artifacts.timing import Run
 from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
 from farm.gpu import code as gpu_code
-from farm.gpu.ptx import find_newest, is_newer
+from farm.gpu.code import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.grid import find_online
 from farm.points.values import format_clocks

@@ -37,7 +37,7 @@ from farm.models.zoo import ZOO
 from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
 from farm.search import gpus, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search.codegen import lowering
 from farm.virtual import gpu_driver, gpu_time
 from tests.gpu import check
 from tests.integration import test_gpu_families as families
@@ -99,7 +99,7 @@ def make_fault(statements: str, workspace: int, *, simulated: bool) -> bytes:
 
     # No schedule makes a faulty kernel, so its CUDA source or its code is changed on the way.
     with mock.patch.object(lowering, "make_code", make):
-        return builder.build_candidate(tvm.ir.save_json(schedule.mod), make_config(simulated=simulated))
+        return lowering.build_candidate(tvm.ir.save_json(schedule.mod), make_config(simulated=simulated))
 
 
 def shrink(data: bytes) -> onnx.ModelProto:
@@ -171,7 +171,7 @@ class Bundle:
 
         def make(*, simulated: bool) -> bytes:
             config = make_config(simulated=simulated)
-            return builder.build_candidate(tvm.ir.save_json(both), config, standalone=True)
+            return lowering.build_candidate(tvm.ir.save_json(both), config, standalone=True)
 
         self.add(item, tuple(scheduled), make, [tensors[-1].numpy()])
 

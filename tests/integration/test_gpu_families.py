@@ -15,7 +15,7 @@ import pytest
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, traces, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.graph import channel_padding
 from farm.virtual import gpu_driver
@@ -158,7 +158,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
         kernels |= {f"case{number}_{label}": function for label, function in scheduled.items()}
         inputs[name] = number
     module = tvm.IRModule({key: function.with_attr("global_symbol", key) for key, function in kernels.items()})
-    (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
+    (folder / "kernels.so").write_bytes(lowering.build_candidate(tvm.ir.save_json(module), config, standalone=True))
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
     # Races, and reads of what nothing wrote, end a launch.

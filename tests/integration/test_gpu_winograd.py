@@ -15,7 +15,7 @@ import pytest
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, traces, tvm_env, workloads
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, pipelines, winograd
@@ -99,7 +99,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             name = f"case{number}_{label}"
             kernels[name] = schedule(module, place).with_attr("global_symbol", name)
             expected[name] = made["expected"]
-    built = builder.build_candidate(tvm.ir.save_json(tvm.IRModule(kernels)), NANO, standalone=True)
+    built = lowering.build_candidate(tvm.ir.save_json(tvm.IRModule(kernels)), NANO, standalone=True)
     (folder / "kernels.so").write_bytes(built)
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import tvm_env, workloads
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.graph import importer, pipelines
 from farm.search.tuners.decisions import Candidate
 from farm.values import Workload, operator_kind
@@ -300,7 +300,7 @@ def test_a_proposed_candidate_builds_and_computes(tiny_cnn: list[Workload], tmp_
     [dense] = [w for w in tiny_cnn if w.name == "matmul_add 16>10"]
     [candidate] = OneSearch(dense).propose(1)
     path = tmp_path / "candidate.so"
-    path.write_bytes(builder.build_candidate(candidate.module_json, TARGET, standalone=True))
+    path.write_bytes(lowering.build_candidate(candidate.module_json, TARGET, standalone=True))
     function = tvm.runtime.load_module(str(path))["main"]
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal(shape).astype(dtype) for shape, dtype in dense.arguments]

@@ -21,7 +21,7 @@ from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import tvm_env, workloads
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.codegen.build_pool import BuildResult
 from farm.search.graph import importer, pipelines
 from farm.search.tuners.decisions import Candidate
@@ -160,7 +160,7 @@ def submit(
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=threads))
-        outcome = boards.measure("nano-1", spec, builder.build_candidate(candidate.module_json, workload.target))
+        outcome = boards.measure("nano-1", spec, lowering.build_candidate(candidate.module_json, workload.target))
         assert outcome.status is Status.OK, outcome.message
         trial = Trial(campaign, workload.hash, candidate.hash, POINT, 1, outcome, candidate.trace_json, board_type=NANO)
         assert store.trials.add(trial)
@@ -178,8 +178,8 @@ def drive(verification: Verification, work: AskedWork, boards: Boards, replay: C
         if isinstance(request, ReplayAsked):
             request.answer.set_result(Replay(replay(request.trace_json)))
         elif isinstance(request, BuildAsked):
-            library = builder.build_candidate(request.module_json, request.target, standalone=request.standalone)
-            address = builder.content_address(library)
+            library = lowering.build_candidate(request.module_json, request.target, standalone=request.standalone)
+            address = lowering.content_address(library)
             request.answer.set_result(BuildResult(Status.OK, "", library, address, 1.0))
         elif request.board in boards.agents:
             boards.answer(request)

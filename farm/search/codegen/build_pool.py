@@ -26,7 +26,7 @@ from farm.errors import FarmError
 from farm.processes.calls import Calls
 from farm.processes.jobs import JobProcess, ProcessEndedError
 from farm.search import tvm_env
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 
@@ -35,7 +35,7 @@ MAX_BYTES = 2 << 30
 # After this many new files the folder is scanned and trimmed to this share of its limit.
 _LOOK_EVERY = 1000
 _KEPT_SHARE = 0.8
-# Version of the steps between module and library; raise it when `builder` or `linker` change them.
+# Version of the steps between module and library; raise it when `lowering` or `linker` change them.
 _RECIPE = 4
 _SUM_BYTES = hashlib.sha256().digest_size
 
@@ -144,15 +144,15 @@ class Builder:
 
     def __init__(self) -> None:
         tvm_env.load_compiler()
-        builder.remove_left()
+        lowering.remove_left()
         self._count = 0
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:
         """Compile one function; return the result, the number of builds so far, and the resident size in bytes."""
         self._count += 1
         started = time.monotonic()
-        status, library, message = builder.try_to_build(module_json, target, standalone=standalone)
-        sha256 = None if library is None else builder.content_address(library)
+        status, library, message = lowering.try_to_build(module_json, target, standalone=standalone)
+        sha256 = None if library is None else lowering.content_address(library)
         result = BuildResult(status, message, library, sha256, time.monotonic() - started)
         return result, self._count, int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -24,27 +24,14 @@ from farm.search.graph import bindings, canonical
 MARK = "farm.join"
 
 
-def mark() -> Any:
-    """Make a module pass that turns concatenations with single-use operands into functions that TVM does not fuse."""
-    return bindings.rewriting_pass(_mark, "MarkJoins")
-
-
-def split() -> Any:
-    """Make a module pass in which the producers of a marked concatenation write into full-size buffers."""
-    return bindings.rewriting_pass(_split, "SplitJoins")
-
-
-def share() -> Any:
-    """Make a module pass that merges the full-size buffers and removes the joining functions."""
-    return bindings.rewriting_pass(_share, "ShareJoins")
-
-
 def is_join(function: Any) -> bool:
     """Say whether a function only joins what others wrote."""
     return bool(function.attrs and MARK in function.attrs)
 
 
-def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("MarkJoins")
+def mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Turn concatenations with single-use operands into functions that TVM does not fuse."""
     uses = bindings.count_uses(function)
     values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
     others: dict[Any, list[Any]] = {}
@@ -115,7 +102,9 @@ def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: in
     return function.with_attrs(attributes).without_attr("global_symbol")
 
 
-def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("SplitJoins")
+def split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Make the producers of a marked concatenation write into full-size buffers."""
     module = builder.get()
     uses = bindings.count_uses(function)
     made = {binding.var: binding for binding in bindings.list_bindings(function)}
@@ -177,7 +166,9 @@ def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -
     return new.with_attr("op_pattern", bindings.OPAQUE)
 
 
-def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("ShareJoins")
+def share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Merge the full-size buffers and removes the joining functions."""
     module = builder.get()
     order = {binding.var: at for at, binding in enumerate(bindings.list_bindings(function))}
     made = {binding.var: binding for binding in bindings.list_bindings(function)}
@@ -201,12 +192,9 @@ def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
     return others
 
 
-def gather() -> Any:
-    """Make a module pass that fuses copies into the convolution that reads them."""
-    return bindings.rewriting_pass(_gather, "GatherCopies")
-
-
-def _gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("GatherCopies")
+def gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Fuse copies into the convolution that reads them."""
     return bindings.join_pairs(builder, function, _gather_pair)
 
 
