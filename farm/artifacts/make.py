@@ -17,8 +17,7 @@ from typing import Any
 from farm import units
 from farm.artifacts import artifact_folder, compile, devices, import_check
 from farm.artifacts import manifest as manifests
-from farm.artifacts.artifact_folder import Artifact, require_place
-from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
+from farm.artifacts.artifact_folder import Artifact, list_model_options, list_options, note_artifact, require_place
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
 from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.crew.choice import TargetPlan, describe_type, plan_target

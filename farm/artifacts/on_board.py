@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, RunSpec, Status
-from farm.artifacts.catalogue import list_model_options, list_options, to_name
+from farm.artifacts.artifact_folder import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.crew.crew import open_crew

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import checking, make
-from farm.artifacts.catalogue import ToCompile, list_artifacts
+from farm.artifacts.artifact_folder import ToCompile, list_artifacts
 from farm.artifacts.given_model import GivenModel, find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.on_board import hold_board

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import artifact_folder, catalogue
+from farm.artifacts import artifact_folder
 from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, campaign_plan, options, output
@@ -175,5 +175,5 @@ def _follow(
         if artifacts.is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
             return
-        for each in catalogue.list_artifacts(document):
+        for each in artifact_folder.list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

@@ -12,7 +12,7 @@ import typer
 
 from farm import folders
 from farm import settings as farm_settings
-from farm.artifacts import artifact_folder, catalogue, given_model
+from farm.artifacts import artifact_folder, given_model
 from farm.artifacts import explain as explaining
 from farm.campaign import plan_models
 from farm.cli import model_artifacts, model_board, model_evaluate, options, output, tables
@@ -168,11 +168,11 @@ _OPTIONS = {
 
 
 @output.command
-@options.spread("wanted", catalogue.ArtifactFilters, _OPTIONS)
-def list_artifacts(wanted: catalogue.ArtifactFilters) -> output.Document:
+@options.spread("wanted", artifact_folder.ArtifactFilters, _OPTIONS)
+def list_artifacts(wanted: artifact_folder.ArtifactFilters) -> output.Document:
     """List the artifacts that still exist, the newest first."""
-    made = catalogue.list_made_here(farm_settings.load().home_path)
-    found = [catalogue.to_document(each) for each in wanted.choose(made)]
+    made = artifact_folder.list_made_here(farm_settings.load().home_path)
+    found = [artifact_folder.to_document(each) for each in wanted.choose(made)]
     yield found
     empty = "no artifacts yet; `farm model compile MODEL` makes one"
     tables.print_table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import artifact_folder, catalogue, checking, given_model, import_check, make, on_board
+from farm.artifacts import artifact_folder, checking, given_model, import_check, make, on_board
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -206,7 +206,7 @@ def _advise(manifest: Manifest, opened: Any, cases: Any) -> str:
     found = import_check.compare_import(opened.source, opened.inputs, chosen, output.note)
     if found is not None and not found.matches:
         return import_check.IMPORT_HINT
-    used = catalogue.list_options(manifest.pipeline)
+    used = artifact_folder.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
     if less:

@@ -160,7 +160,7 @@ def _parse(version: str) -> tuple[int, ...]:
 def rewrite_version(text: str, newest: str) -> str:
     """Lower the ISA version in a PTX header to `newest`, such as 6.5, and drop the hints that it does not know.
 
-    `check` finds out whether the code fits that ISA. Raises PermanentError for text that is no PTX.
+    `assemble` finds out whether the code fits that ISA. Raises PermanentError for text that is no PTX.
     """
     found = _VERSION.search(text)
     if found is None:
@@ -170,16 +170,11 @@ def rewrite_version(text: str, newest: str) -> str:
     return text[: found.start()] + f".version {newest}" + _HINT.sub("", text[found.end() :])
 
 
-def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
-    """Return the resources of every kernel of the PTX on an architecture such as sm_53.
+def assemble(text: str, arch: str, limits: PtxLimits) -> tuple[bytes, list[Usage]]:
+    """Return the machine code of PTX, a cubin, and its kernels' resources, for an architecture such as sm_53.
 
     Raises CodeRefusedError with the message of ptxas, or naming the kernel and the exceeded limit.
     """
-    return assemble(text, arch, limits)[1]
-
-
-def assemble(text: str, arch: str, limits: PtxLimits) -> tuple[bytes, list[Usage]]:
-    """Return the machine code of PTX, a cubin, and the resources of its kernels. Raises as `check` does."""
     threads = {name: _count_threads(words) for name, words in _THREADS.findall(text)}
     with tempfile.TemporaryDirectory(prefix="farm-ptx-") as folder:
         path, cubin = Path(folder) / "kernels.ptx", Path(folder) / "kernels.cubin"

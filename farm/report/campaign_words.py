@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts.artifact_folder import list_artifacts
 from farm.points.values import format_conditions
 from farm.report import campaign_rows
 from farm.report.campaign_rows import Gain

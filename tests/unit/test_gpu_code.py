@@ -74,9 +74,9 @@ def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
     hinted = text.replace("ret;", '.pragma "used_bytes_mask 4095";\n\tret;', 1)
     assert code.rewrite_version(hinted, "6.0").split() == older.split()
     later = code.rewrite_version(text, "6.5").replace("ret;", "activemask.b32 %r1;\n\tret;", 1)
-    assert code.check(later, "sm_53", ROOMY)
+    assert code.assemble(later, "sm_53", ROOMY)
     with pytest.raises(PermanentError, match=r"ptxas refuses the code for sm_53: (?s:.*)[Aa]ctivemask"):
-        code.check(code.rewrite_version(later, "6.0"), "sm_53", ROOMY)
+        code.assemble(code.rewrite_version(later, "6.0"), "sm_53", ROOMY)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
 def test_a_kernel_beyond_a_limit_is_named(text: str, limits: dict[str, int], what: str) -> None:
     """Threads, shared memory and registers: the kernel, what it takes, what there is."""
     with pytest.raises(PermanentError, match=f"the kernel scale {what}"):
-        code.check(code.rewrite_version(text, "6.5"), "sm_53", dataclasses.replace(ROOMY, **limits))
+        code.assemble(code.rewrite_version(text, "6.5"), "sm_53", dataclasses.replace(ROOMY, **limits))
 
 
 def test_the_compilers_words_reach_the_user() -> None:

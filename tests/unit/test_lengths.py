@@ -9,8 +9,7 @@ import onnx
 import pytest
 
 from farm.artifacts import import_check
-from farm.artifacts.artifact_folder import describe_file, open_artifact
-from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts.artifact_folder import describe_file, list_artifacts, open_artifact
 from farm.artifacts.given_model import GivenModel, open_model, open_source
 from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths, Tensor
 from farm.artifacts.package import find_version
