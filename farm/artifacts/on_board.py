@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, RunSpec, Status
+from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, Status
 from farm.artifacts.artifact_folder import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
@@ -180,11 +179,9 @@ def hold_board(
     with open_crew(settings, store, kind, name, wait_s, purpose, say, is_timed=is_timed) as (crew, _):
         [board] = crew.boards
         description = crew.call(board.open())
-
-        def run(spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
-            return crew.call(board.run(spec, program, inputs))
-
-        def pin(point: OperatingPoint) -> PinReport:
-            return crew.call(board.pin(point))
-
-        yield HeldForModels(description, settings, run, pin)
+        yield HeldForModels(
+            description,
+            settings,
+            lambda spec, program, inputs: crew.call(board.run(spec, program, inputs)),
+            lambda point: crew.call(board.pin(point)),
+        )

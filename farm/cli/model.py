@@ -16,7 +16,7 @@ from farm.artifacts import artifact_folder, given_model
 from farm.artifacts import explain as explaining
 from farm.campaign import plan_models
 from farm.cli import model_artifacts, model_board, model_evaluate, options, output, tables
-from farm.cli.model_artifacts import Folder
+from farm.cli.model_artifacts import Folder, MovedModel
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import quantise, trained, zoo
@@ -95,9 +95,7 @@ def explain(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for a chart and the JSON; it is created.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
-    ] = None,
+    model: MovedModel = None,
 ) -> output.Document:
     """Explain an artifact's latency. Each layer's plan, estimate, record, share of the roofline, and its limit."""
     if out is not None:

@@ -41,6 +41,7 @@ Board = Annotated[
         autocompletion=options.complete_board,
     ),
 ]
+MovedModel = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
 
@@ -126,9 +127,7 @@ def verify(
         list[Path] | None,
         typer.Option("--input", metavar="X.npz", help="Inputs to check in place of seeded ones; repeatable."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
-    ] = None,
+    model: MovedModel = None,
     wait: Wait = "60s",
 ) -> output.Document:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""

@@ -70,14 +70,9 @@ class Dense:
         With lane FMAs also `steps`: reduction steps whose data share a vector or, where channels do not fill one, a
         kernel row for all pixels. Where a block of weights is too long to prefetch also `parts` of the reduction.
         """
-        full = core.lanes(facts.element_bytes)
-        sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
         height = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
         return {
-            "lanes": tuple(sizes),
-            "vectors": tuple(
-                v for v in range(1, MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
-            ),
+            **list_vectors(core.lanes(facts.element_bytes), facts.channel, MOST_VECTORS),
             "pixels": tuple(p for p in steps.divisors(facts.pixels[-1].extent) if p < core.vector_registers),
             "rows": tuple(r for r in steps.divisors(height) if r <= MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
@@ -313,6 +308,13 @@ class Dense:
             return [column, [pixel, vector, lane]]
         line, row = schedule.split(before[-2], [None, plan["rows"]])
         return [*before[:-2], line, column, [row, pixel, vector, lane]]
+
+
+def list_vectors(full: int, channels: int, most: int) -> dict[str, tuple[int, ...]]:
+    """Return the knobs `lanes` and `vectors` of a tile: lanes of a full vector or a part, and up to `most` vectors."""
+    sizes = [size for size in (full, full // 2, full // 4) if size > 1 and channels % size == 0] or [1]
+    fitting = (v for v in range(1, most + 1) if any(channels % (v * size) == 0 for size in sizes))
+    return {"lanes": tuple(sizes), "vectors": tuple(fitting)}
 
 
 def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[str, tuple[int, ...]]:
