@@ -30,13 +30,10 @@ from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
 
-
 # For a free board to verify the compiled model on.
 _WAIT_S = 300.0
 
-
 Say = Callable[[str], None]
-
 
 # Seconds between two lines of progress.
 _TELL_S = 10.0

@@ -158,7 +158,7 @@ def _predict(workload: Workload, unit: Unit, family: str, plan: Plan) -> Predict
 
 
 def name_limit(predicted: Prediction, unit: Unit, moved_bytes: float) -> str:
-    """Name the largest part of an estimate, one of `words.LIMITS`; `moved_bytes` are a call's arguments and results."""
+    """Name the largest part of an estimate, one of `family.LIMITS`; `moved_bytes` are of arguments and results."""
     terms = predicted.terms
     near, pad, far = terms.get("near", 0.0), terms.get("pad", 0.0), terms.get("far", 0.0)
     compute, transforms = terms.get("compute", 0.0) - near, terms.get("transforms", 0.0)

@@ -40,7 +40,6 @@ IMPORT_HINT = (
     "give such with `farm model verify --input`."
 )
 
-
 Case = tuple[str, Mapping[str, Any]]
 
 

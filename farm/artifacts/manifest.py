@@ -126,7 +126,7 @@ class ModelFacts(StrictModel):
 
 
 class RecordUsed(StrictModel):
-    """The record that serves a workload: its trial's `candidate` and where it was measured. See `fitting.RecordFit`.
+    """The record that serves a workload: its trial's `candidate` and where it was measured. See `decision.RecordFit`.
 
     `imported`: another farm measured it and no board of this farm has verified it.
     """

@@ -43,7 +43,6 @@ _ALL: dict[str, Any] = {
     "since": Since, "until": Until, "imported": Imported, "simulated": Simulated,
 }  # fmt: skip
 
-
 filtered = options.spread("wanted", record_document.Filters, _ALL)
 # For commands that act on records: what one chooses by.
 _FEW = ("workload", "board_type", "simulated")

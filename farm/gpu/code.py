@@ -230,7 +230,6 @@ PLUGIN = "libtvm_farm_cuda.so"
 DRIVER = "libcuda_virtual.so"
 _TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
 
-
 # Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
 _MARK = b"FARMGPU2"
 # The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute

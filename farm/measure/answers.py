@@ -162,7 +162,6 @@ _MAX_TEXT = 200
 _KNOWN_S = 5.0
 _agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
-
 # Used only for the text of an error.
 _HOLDER_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)

@@ -56,7 +56,6 @@ _MOST = 1024
 
 _log = logging.getLogger(__name__)
 
-
 # For the tracker to offer the board.
 REQUEST_TIMEOUT_S = 60.0
 # For the agent to fork a session.

@@ -292,7 +292,6 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "Resize": (1, 2, 3),
 }
 
-
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 )

@@ -238,14 +238,14 @@ def fold(schedule: Any, name: str) -> bool:
 
 
 def row_vectors(elements: int, lanes: int) -> int:
-    """Return the number of vector accumulators per row in `build.rows`."""
+    """Return the number of vector accumulators per row in `codegen.accumulators`."""
     return next(count for count in (4, 2, 1) if elements >= 4 * count * lanes or count == 1)
 
 
 def row_lengths(elements: int, lanes: int, most: int) -> tuple[int, ...]:
     """List vector lengths for reducing a row: whole vectors up to `most` at a time, a shorter one, or 1.
 
-    Length 1 leaves it to the lowering (`build.rows`). LLVM scalarises partial vectors longer than one.
+    Length 1 leaves it to the lowering (`codegen.accumulators`). LLVM scalarises partial vectors longer than one.
     """
     whole = [d for d in divisors(elements, most * lanes) if d % lanes == 0]
     shorter = [d for d in divisors(elements, lanes - 1) if d > 1]

@@ -28,7 +28,6 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
 # Operators whose result size depends on values.
 SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "Unique"})
 
-
 # Operators without a converter of TVM's, whose bodies replace them; of others TVM computes the first result alone.
 _REPLACED = frozenset(
     {
