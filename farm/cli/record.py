@@ -25,34 +25,32 @@ from farm.settings import StoreLocation, parse_store
 from farm.store import Store, database, imports
 from farm.store.records import RecordCriteria
 from farm.units import format_minute
-from farm.values import DEFAULT_POINT, Record
-from farm.values import Workload as StoredWorkload
+from farm.values import DEFAULT_POINT, Record, Workload
 
-Workload = Annotated[
-    str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
-]
 BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Board type.")]
 Point = Annotated[str, typer.Option("--operating-point", metavar="POINT", help="Operating point.")]
-Since = Annotated[str, typer.Option("--since", metavar="WHEN", help="Verified at or after a date, or within 7d.")]
-Until = Annotated[str, typer.Option("--until", metavar="WHEN", help="Verified before a date, or before 7d ago.")]
-Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")]
-Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
-
 _ALL: dict[str, Any] = {
-    "workload": Workload, "board_type": BoardType, "operating_point": Point,
-    "since": Since, "until": Until, "imported": Imported, "simulated": Simulated,
-}  # fmt: skip
+    "workload": Annotated[str, typer.Option(metavar="TEXT", help="Hash, its first digits, or a part of the name.")],
+    "board_type": BoardType,
+    "operating_point": Point,
+    "since": Annotated[str, typer.Option(metavar="WHEN", help="Verified at or after a date, or within 7d.")],
+    "until": Annotated[str, typer.Option(metavar="WHEN", help="Verified before a date, or before 7d ago.")],
+    "imported": Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")],
+    "simulated": Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")],
+}
 
-filtered = options.spread("wanted", record_document.Filters, _ALL)
+
+def _filtered(*names: str) -> Any:
+    """Give a command the options by these fields of a filter; none: all."""
+    return options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in names or _ALL})
+
+
 # For commands that act on records: what one chooses by.
 _FEW = ("workload", "board_type", "simulated")
-chosen = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _FEW})
-_PRUNED = (*_FEW, "until", "imported")
-pruned = options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in _PRUNED})
 
 
 @output.command
-@chosen
+@_filtered(*_FEW)
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR|FILE.json.gz", help="Folder or file to write.")],
     wanted: record_document.Filters,
@@ -182,7 +180,7 @@ _Which = Annotated[
 
 @app.command("list")
 @output.command
-@filtered
+@_filtered()
 def list_records(wanted: record_document.Filters) -> output.Document:
     """List the records in the store."""
     with options.open_store() as store:
@@ -244,7 +242,7 @@ def show_record(
             output.say(f"{where}: {_tell_origin(each)}")
 
 
-def _print_code(workload: StoredWorkload, records: list[Record], form: str) -> output.Document:
+def _print_code(workload: Workload, records: list[Record], form: str) -> output.Document:
     record = record_document.require_one(workload.name, records)
     job = functools.partial(lowering.print_code, workload.module_json, record.trace_json, workload.target, form)
     code = compile_in_subprocess(job, workload.name)
@@ -309,7 +307,7 @@ def _show_best(workload: str, board_type: str, operating_point: str, top: int, s
 
 @app.command("prune")
 @output.command
-@pruned
+@_filtered(*_FEW, "until", "imported")
 def prune(
     wanted: record_document.Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,
