@@ -31,10 +31,10 @@ from farm.models.source import ModelSource, resolve_model
 from farm.processes.machine import machine_lock
 from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
-from farm.search.default_schedule import find_default
-from farm.search.target import host_target, make_target
+from farm.search.traces import find_default
+from farm.search.tvm_env import host_target, make_target
 from farm.search.workloads import prepare_model
-from farm.selection.fitting import Records
+from farm.selection.decision import Records
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign

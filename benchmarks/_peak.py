@@ -16,8 +16,8 @@ import _machine
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
-from farm.search.codegen import builder
-from farm.search.tuners.tasks import derive_traits
+from farm.search.codegen import lowering
+from farm.search.tuners.decisions import derive_traits
 from farm.settings import Settings
 
 # One FMA starts per pipe and cycle and has its sum 4 to 5 cycles later, in up to two pipes:
@@ -97,7 +97,7 @@ def _build(text: str, target: Mapping[str, Any]) -> bytes:
     tvm = tvm_env.load_compiler()
     from tvm.script import from_source
 
-    return builder.build_candidate(tvm.ir.save_json(from_source(text)), target)
+    return lowering.build_candidate(tvm.ir.save_json(from_source(text)), target)
 
 
 def _floats(shapes: Sequence[tuple[int, ...]]) -> tuple[TensorSpec, ...]:

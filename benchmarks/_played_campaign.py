@@ -83,7 +83,7 @@ class Searches:
 
     def ask(self, request: int, task: Any, count: int) -> None:
         from farm.campaign.engine.searches import SearchAnswer
-        from farm.search.tuners.tasks import Candidate
+        from farm.search.tuners.decisions import Candidate
 
         made = []
         for _ in range(count):

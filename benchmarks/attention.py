@@ -23,7 +23,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.artifacts.compile import compile_model
-from farm.search import target
+from farm.search import tvm_env
 from farm.search.tvm_env import tvm
 
 HEADS, SIZE = 12, 64
@@ -172,7 +172,7 @@ def measure(case: Case, threads: int, folder: pathlib.Path, options: Any) -> dic
     settings.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(case.model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     shapes = {name: value.shape for name, value in case.inputs.items()}
-    compiled = compile_model(case.model, shapes, target.host_target(threads), "graph/2", [], None)
+    compiled = compile_model(case.model, shapes, tvm_env.host_target(threads), "graph/2", [], None)
     path = folder / f"{case.name.replace('/', '-')}-{case.tokens}-{threads}.so"
     path.write_bytes(compiled.library)
     tvm.get_global_func("runtime.config_threadpool")(1, threads)

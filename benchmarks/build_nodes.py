@@ -28,9 +28,8 @@ from ray.cluster_utils import Cluster
 from device_agent.protocol import Status
 from farm.campaign.engine import ray_calls, ray_compilers, ray_nodes
 from farm.campaign.engine.builds import BuildFarm
-from farm.search import target, tvm_env
-from farm.search.codegen.build_cache import compiler_versions
-from farm.search.codegen.build_pool import BuildResult
+from farm.search import tvm_env
+from farm.search.codegen.build_pool import BuildResult, compiler_versions
 from farm.settings import Settings
 
 LIBRARY_BYTES = 60_000  # of a convolution's library
@@ -108,7 +107,7 @@ def _run(farm: BuildFarm, nodes: int, options: Any) -> dict[str, float]:
     """Builds a second once all nodes build, when that was, and what a build costs this process: the engine's loop,
     Ray's client and the cache.
     """
-    host, wanted = target.host_target(1), options.builds * nodes
+    host, wanted = tvm_env.host_target(1), options.builds * nodes
     modules = [_make_module(number, options.compile) for number in range(2 * wanted + 40 * nodes)]
     began, full_at, before_s = time.monotonic(), 0.0, 0.0
     asked: list[concurrent.futures.Future[BuildResult]] = []

@@ -25,10 +25,10 @@ from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
 from farm.search import gpus, tvm_env
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.search.families import rule
+from farm.search.tuners.decisions import Candidate as SearchCandidate
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.tasks import Candidate as SearchCandidate
 from farm.search.tuners.warm_start import spearman
 from farm.values import Workload
 from farm.virtual.emulated.runs import Candidate, Emulator
@@ -103,7 +103,7 @@ class Prices:
         if candidate.hash in self.known:
             return self.known[candidate.hash]
         began = time.perf_counter()
-        library = builder.build_candidate(candidate.module_json, self.workload.target)
+        library = lowering.build_candidate(candidate.module_json, self.workload.target)
         built = time.perf_counter()
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, cold_weights=True, limits=Limits(memory_bytes=2 << 30, threads=THREADS))

@@ -26,7 +26,7 @@ from _autotvm import read_records
 
 from device_agent.protocol import find_processor
 from farm.errors import CodeRefusedError
-from farm.gpu import code, ptx
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners.warm_start import spearman
 from farm.virtual import gpu_time
@@ -39,7 +39,7 @@ _CARD_ARCH = "sm_61"
 _CARD = gpu_time.Gpu(28, freq_hz=1.85e9, memory_bytes_per_s=484e9, l2_bytes=2816 << 10)
 _EVERY = 4
 _CONSTANTS = {"port_bytes": (8.0, 16.0, 32.0), "pair_slots": (1, 2), "vector_turns": (0.5, 1.0)}
-_LIMITS = ptx.PtxLimits(registers=65536, shared_bytes=49152, threads=1024)
+_LIMITS = code.PtxLimits(registers=65536, shared_bytes=49152, threads=1024)
 # Workloads whose neighbours are tried: FLOPs, how many, and neighbours of each.
 _NEIGHBOUR_FLOPS, _WORKLOADS, _NEIGHBOURS = (3e7, 3e8), 12, 6
 
@@ -87,7 +87,7 @@ def find_gpu(board: str) -> tuple[str, gpu_time.Gpu]:
 def build(record: _autotvm.Record) -> Built:
     """Build a record's kernel. Raises CodeRefusedError where the GPU cannot take it."""
     kernel, arch = _autotvm.make_kernel(record), find_gpu(record.board)[0]
-    cubin, _ = ptx.assemble(ptx.compile_ptx(kernel.source, arch), arch, _LIMITS)
+    cubin, _ = code.assemble(code.compile_ptx(kernel.source, arch), arch, _LIMITS)
     return Built(record, kernel, cubin)
 
 

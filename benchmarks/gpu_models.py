@@ -26,7 +26,7 @@ from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
-from farm.search import gpus, target
+from farm.search import gpus, tvm_env
 from farm.virtual import gpu_time
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
@@ -74,7 +74,7 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
                 for each in ("registers", "spilled_bytes", "shared_bytes")
             },
         }
-    compiled = make(boards[0], target.host_target(2), None, simulated=True)
+    compiled = make(boards[0], tvm_env.host_target(2), None, simulated=True)
     inputs = make_inputs([InputSpec(*each, "float32") for each in entry.input_shapes.items()], 0)
     given = run(compiled.library, inputs, boards[0], home / f"{name}.so")
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])

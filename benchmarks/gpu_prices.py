@@ -28,7 +28,7 @@ from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.zoo import ZOO, ZooModel
-from farm.search import gpus, target
+from farm.search import gpus, tvm_env
 from farm.virtual import gpu_time
 
 # Latency in ms, batch 1, clocks at their highest, None where none is known; by board type and precision.
@@ -153,7 +153,7 @@ def price(board: str, name: str, precision: str, folder: Path) -> dict[str, Any]
     kind, entry = load_board_types()[board], {**ZOO, **MORE}[name]
     suffix, size = PRECISIONS[precision]
     _machine.say(f"{board}: {name} in {precision}")
-    config = gpus.to_config(board, code.plan_gpu(kind), target.host_target(2), simulated=True)
+    config = gpus.to_config(board, code.plan_gpu(kind), tvm_env.host_target(2), simulated=True)
     data = entry.build()
     made = compile_model(
         onnx.load_model_from_string(data), entry.input_shapes, config, f"{gpus.PIPELINE}{suffix}", [], None

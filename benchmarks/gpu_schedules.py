@@ -29,8 +29,8 @@ from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
-from farm.search import gpus, target, traces, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search import gpus, traces, tvm_env
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.workloads import Workload, prepare_model
 from farm.virtual import gpu_time
@@ -77,7 +77,7 @@ def try_model(
     tvm = tvm_env.load_compiler()
     entry, kind = ZOO[name], load_board_types()[board]
     assert kind.target is not None
-    host = target.host_target(1) if clock else kind.target.to_tvm()
+    host = tvm_env.host_target(1) if clock else kind.target.to_tvm()
     config = gpus.to_config(board, code.plan_gpu(kind), host, simulated=clock is not None)
     model = onnx.load_model_from_string(entry.build())
     prepared = prepare_model(model, entry.input_shapes, config, gpus.PIPELINE)
@@ -156,7 +156,7 @@ class Tally:
     """What became of plans for a GPU's target, and why."""
 
     def __init__(self, config: Mapping[str, Any], clock: Clock | None) -> None:
-        self._config, self._target, self._clock = config, target.make_target(config), clock
+        self._config, self._target, self._clock = config, tvm_env.make_target(config), clock
         self.ends = collections.Counter[str]()
         self.by_family = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
         self.reasons = collections.Counter[str]()
@@ -213,8 +213,8 @@ class Tally:
             traces.finish(schedule, traces.make_context(module, self._target))
             scheduled = schedule.mod
         with lowering.making(self._config) as made:
-            built = tvm.tirx.build(scheduled, target.make_code_target(self._config), lowering.use_pipeline())
-        return [usage for each in made for usage in each.usages], lambda: builder.link_candidate(built)
+            built = tvm.tirx.build(scheduled, tvm_env.make_code_target(self._config), lowering.use_pipeline())
+        return [usage for each in made for usage in each.usages], lambda: lowering.link_candidate(built)
 
     def _note(self, family: str, workload: str, plan: Any, text: str) -> None:
         lines = [line.strip() for line in text.strip().splitlines() if line.strip()]

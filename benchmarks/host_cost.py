@@ -135,12 +135,12 @@ def draw(rng: random.Random) -> float:
 
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
-    from farm.search.codegen import builder
-    from farm.search.tuners import campaign_search, tasks
+    from farm.search.codegen import lowering
+    from farm.search.tuners import campaign_search, decisions
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(SEED)
     search = campaign_search.CampaignSearch("xgb", None, SEED, base.population, base.generations, _machine.cores())
-    search.open("key", tasks.SearchTask(workload, "local", "default", tasks.derive_traits(workload.target)))
+    search.open("key", decisions.SearchTask(workload, "local", "default", decisions.derive_traits(workload.target)))
     began, warm, done = time.monotonic(), min(OUR_WARM_TRIALS, options.trials), 0
     while done < warm + options.trials:
         meter.counted = done >= warm
@@ -152,10 +152,10 @@ def run_ours(workload: Any, options: Any) -> dict[str, Any]:
         done += len(candidates)
         if meter.counted:
             left = options.builds - meter.counts["compiling"]
-            with linking(builder, meter):
+            with linking(lowering, meter):
                 for candidate in candidates[: max(0, left)]:
                     with without("linking", meter), meter.phase("compiling", 1):
-                        builder.build_candidate(candidate.module_json, workload.target)
+                        lowering.build_candidate(candidate.module_json, workload.target)
         with meter.phase("learning", len(candidates)):
             search.observe("key", [(candidate.hash, draw(rng)) for candidate in candidates])
     return meter.summarise(time.monotonic() - began)
@@ -194,7 +194,7 @@ def run_stock(workload: Any, options: Any, folder: pathlib.Path) -> dict[str, An
     from tvm.s_tir.meta_schedule.builder import local_builder
 
     from farm.search import traces
-    from farm.search.target import make_target
+    from farm.search.tvm_env import make_target
 
     tvm, meter, rng = __import__("tvm"), Meter(), random.Random(SEED)
     module, target = tvm.ir.load_json(workload.module_json), make_target(workload.target)

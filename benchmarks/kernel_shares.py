@@ -22,8 +22,8 @@ import farm.settings
 from device_agent.protocol import Engine, TensorSpec
 from farm.inventory.board_types import require_board_type
 from farm.search import tvm_env
-from farm.search.codegen import builder
-from farm.search.target import host_target
+from farm.search.codegen import lowering
+from farm.search.tvm_env import host_target
 from farm.values import Workload
 
 MODELS = "squeezenet1.1,resnet18,mobilenet_v2"
@@ -107,7 +107,7 @@ def build(workload: Workload, threads: int) -> _peak.Kernel:
     module = _farm.schedule(workload)
     arguments = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
     return _peak.Kernel(
-        builder.build_candidate(tvm.ir.save_json(module), workload.target),
+        lowering.build_candidate(tvm.ir.save_json(module), workload.target),
         tuple(TensorSpec(tuple(int(size) for size in one.shape), str(one.dtype)) for one in arguments),
         threads,
         flop=workload.flop,

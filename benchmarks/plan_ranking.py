@@ -54,7 +54,7 @@ def measure(options: Any) -> dict[str, Any]:
     import _farm
 
     from farm.search import tvm_env
-    from farm.search.target import host_target
+    from farm.search.tvm_env import host_target
 
     tvm_env.load()
     timer = search_efficiency.Timer(options.quick, _COLD_BYTES, _ROUNDS)

@@ -25,7 +25,7 @@ import numpy as np
 
 from device_agent.protocol import Engine
 from farm.artifacts import bench
-from farm.models import networks
+from farm.models import zoo
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
 from farm.virtual.emulated.pipeline import load_core
@@ -61,7 +61,7 @@ BOARDS = (
 # As ncnn measures them, where the zoo's differ.
 DIFFERENT: Mapping[str, dict[str, Any]] = {
     "squeezenet1.1": {"input_shapes": {"data": (1, 3, 227, 227)}},
-    "resnet50": {"network": functools.partial(networks.resnet50, shrinks_first=True)},
+    "resnet50": {"network": functools.partial(zoo.resnet50, shrinks_first=True)},
 }
 # QEMU's names of processors, by what they can: the first three have no half precision, which ncnn uses where it is.
 PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}

@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    from farm.search import target, tvm_env
+    from farm.search import tvm_env
 
     tvm_env.load()
-    host = target.host_target(1)
+    host = tvm_env.host_target(1)
     types = {name: host | changes for name, changes in TYPES.items()}
     timer = Timer(options.quick)
     rows, vectors = [], {}
@@ -175,11 +175,11 @@ class Timer:
         import numpy as np
         import tvm
 
-        from farm.search.codegen import builder
+        from farm.search.codegen import lowering
 
         random = np.random.default_rng(0)
         try:
-            library = builder.build_candidate(module_json, workload.target)
+            library = lowering.build_candidate(module_json, workload.target)
         except (RuntimeError, ValueError, TypeError):
             return None
         with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
@@ -257,7 +257,7 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
 
 
 def traits_of(workload: Any) -> Any:
-    from farm.search.tuners.tasks import derive_traits
+    from farm.search.tuners.decisions import derive_traits
 
     return derive_traits(workload.target)
 
@@ -265,7 +265,7 @@ def traits_of(workload: Any) -> Any:
 def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list[Any]) -> tuple[list[float], str]:
     """The campaign's search with stock's budget."""
     from farm.search.tuners.campaign_search import CampaignSearch
-    from farm.search.tuners.tasks import SearchTask
+    from farm.search.tuners.decisions import SearchTask
 
     base = _settings()
     search = CampaignSearch(options.tuner, options.loss or None, seed, base.population, base.generations, 1)
@@ -285,7 +285,7 @@ def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list
 def find_foreign(options: Any, timer: Timer, workload: Any, seed: int) -> list[Any]:
     """What a search for the other type of boards left in the store."""
     from farm.search.tuners.campaign_search import CampaignSearch
-    from farm.search.tuners.tasks import ForeignTrial, SearchTask
+    from farm.search.tuners.decisions import ForeignTrial, SearchTask
 
     base = _settings()
     traits = traits_of(workload)
@@ -310,7 +310,7 @@ def run_stock(options: Any, timer: Timer, workload: Any, seed: int) -> list[floa
     import tvm_ffi
     from tvm import ir
 
-    from farm.search.target import make_target
+    from farm.search.tvm_env import make_target
 
     module, target = ir.load_json(workload.module_json), make_target(workload.target)
     context = ms.TuneContext(

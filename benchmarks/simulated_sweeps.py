@@ -32,7 +32,7 @@ from farm.inventory.documents import require_inventory_folder
 from farm.models.inputs import make_inputs
 from farm.points.values import Goal
 from farm.quickstart.run import sweep_virtual_board
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document

@@ -25,7 +25,7 @@ from farm.errors import UnavailableError
 from farm.measure.blocking import BlockingSession
 from farm.measure.statistics import SampleSummary, summarise
 from farm.models import zoo
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 from farm.settings import Settings
 
 MODELS = "squeezenet1.1,resnet18,resnet50,mobilenet_v2"

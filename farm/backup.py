@@ -16,7 +16,7 @@ from farm.connectivity.services import SERVICES
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.report import results
-from farm.search import proof
+from farm.search import traces
 from farm.settings import STORE_FILE, Settings, StoreLocation
 from farm.store import Store, soundness, sqlite
 from farm.sweep import stored
@@ -162,7 +162,7 @@ def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict
         found: dict[str, str] = {}
         for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
             rows = store.workloads.fetch_by_hash(hashes[first : first + _WORKLOADS_AT_ONCE])
-            wrong = proof.find_mismatched(list(rows.values()))
+            wrong = traces.find_mismatched(list(rows.values()))
             found |= {key: f"{rows[key].name}: {problem}" for key, problem in wrong.items()}
             say(min(first + _WORKLOADS_AT_ONCE, len(hashes)), len(hashes))
         return found

@@ -139,7 +139,4 @@ def _list_sources() -> list[Path]:
 
 
 def _find_sources() -> Path:
-    spec = importlib.util.find_spec("farm")
-    if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError("the package farm is not installed")
-    return Path(next(iter(spec.submodule_search_locations))) / "virtual" / "emulated"
+    return linker.find_package("farm") / "virtual" / "emulated"

@@ -16,11 +16,9 @@ import numpy as np
 
 from device_agent.protocol import ProtocolError, load_json
 from device_agent.protocol.hardware import Name
-from farm.artifacts.artifact_folder import Artifact, open_artifact, write_artifact
+from farm.artifacts.artifact_folder import Artifact, new_file, open_artifact, to_name, write_artifact
 from farm.artifacts.bench import BASELINE, OURS, Subject
-from farm.artifacts.catalogue import to_name
 from farm.artifacts.manifest import Manifest, Moment, Seconds, Sha256, Verified
-from farm.artifacts.places import new_file
 from farm.artifacts.timing import ROUNDS, Timed
 from farm.errors import PermanentError, UsageError
 from farm.evaluation.evaluate import Scorer

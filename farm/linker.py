@@ -7,6 +7,7 @@ produces the same bytes.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import ziglang
 
-from farm.errors import DeadlineError, PermanentError
+from farm.errors import DeadlineError, PermanentError, UnavailableError
 
 # Linking takes 0.1 s; the first use of ziglang builds its C library.
 LINK_TIMEOUT_S = 60.0
@@ -67,6 +68,14 @@ def link_cpp(output: Path, sources: Sequence[Path], triple: str | None, options:
             ["cc", "-shared", "-s", _NO_CHECKS, "-o", str(output), *map(str, objects), *libraries, *target],
             WARM_TIMEOUT_S,
         )
+
+
+def find_package(name: str) -> Path:
+    """Return the folder of an installed package without importing it. Raises UnavailableError."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError(f"the package {name} is not installed")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def warm(folder: Path, triple: str | None) -> None:

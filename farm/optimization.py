@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.api import Campaign
+from farm.artifacts.artifact_folder import require_room
 from farm.artifacts.given_model import open_model
-from farm.artifacts.places import require_room
 from farm.campaign.artifacts import make_artifacts
 from farm.campaign.one_model import OneModelRequest, stamp_name
 from farm.campaign.plan_models import to_variants
@@ -30,13 +30,10 @@ from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
 
-
 # For a free board to verify the compiled model on.
 _WAIT_S = 300.0
 
-
 Say = Callable[[str], None]
-
 
 # Seconds between two lines of progress.
 _TELL_S = 10.0

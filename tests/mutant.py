@@ -40,7 +40,7 @@ MUTANTS = {
         None,
     ),
     "an agent is not fenced": Mutant(
-        "measure/asking.py",
+        "measure/answers.py",
         "    if claim is None:\n        return None\n    address",
         "    return None\n    address",
         None,

@@ -24,19 +24,18 @@ import numpy as np
 from device_agent.protocol import CPU, GPU, Description, Engine, Limits
 from farm.artifacts import compile, make
 from farm.artifacts.artifact_folder import Artifact
-from farm.artifacts.checking import find_tolerance_factor, run_reference
+from farm.artifacts.checking import find_tolerance_factor, read_energy, run_reference
 from farm.artifacts.given_model import GivenModel
-from farm.artifacts.manifest import FLOAT32
+from farm.artifacts.manifest import FLOAT32, LIBRARY
 from farm.artifacts.on_board import HeldForModels
-from farm.artifacts.running import read_energy
-from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
+from farm.artifacts.timing import Timed, Turns, Variant, describe_runs, ordered
 from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
+from farm.models import tflite
 from farm.models.inputs import make_inputs
-from farm.models.tflite import conversion
 from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
@@ -148,17 +147,16 @@ def bench(
             say(f"{name}, batch {batch}: left out, {instances * needed >> 20} MiB do not fit {board.name}")
             continue
         programs = {each: compiled.library for each, compiled in done.items()}
-        programs |= {each: artifact.read_library() for each, artifact in artifacts.items()}
+        programs |= {each: artifact.read_file(LIBRARY) for each, artifact in artifacts.items()}
         names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
         algorithms = list_algorithms(subject, done)
         inputs = make_inputs(subject.opened.inputs, settings.seed)
         variants = _list_own(subject, [each for each in names if each in programs], programs, inputs)
         variants[1:1], missing = _list_engines(subject.opened, inputs, about, rivals, instances)
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
-        energy = plan_window(about, _WINDOW_S).to_energy()
-        timed = time_in_turns(
-            board.run, variants, settings.model_runs, limits, energy=energy, per_layer=per_layer, instances=instances
-        )
+        energy, runs = plan_window(about, _WINDOW_S).to_energy(), settings.model_runs
+        turns = Turns(variants, runs, limits, energy=energy, per_layer=per_layer, instances=instances)
+        timed = turns.run_all(board.run)
         timed.missing |= missing
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
@@ -167,6 +165,8 @@ def bench(
         timings.append(timed)
     if not models:
         raise PermanentError(f"no model fits the memory of {board.name}", "Take smaller batches or another board.")
+    memory_bytes = min(about.memory_bytes // instances, limits.memory_bytes)
+    greatest = {name: find_greatest_batch(known, memory_bytes) for name, known in needs.items()}
     document = {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
@@ -175,15 +175,9 @@ def bench(
         "clocks": clocks,
         "runs": describe_runs(settings.model_runs),
         "models": models,
-        "greatest_batch": _find_batches(needs, min(about.memory_bytes // instances, limits.memory_bytes)),
+        "greatest_batch": {name: batch for name, batch in greatest.items() if batch is not None},
     }
     return document, timings
-
-
-def _find_batches(needs: Mapping[str, Mapping[int, int]], memory_bytes: int) -> dict[str, int]:
-    """Return the greatest batch of each model where it is known."""
-    found = {name: find_greatest_batch(known, memory_bytes) for name, known in needs.items()}
-    return {name: batch for name, batch in found.items() if batch is not None}
 
 
 def _compile_missing(
@@ -261,7 +255,7 @@ def list_algorithms(subject: Subject, done: Mapping[str, compile.Compiled]) -> d
     """List each program's algorithms (`find_tolerance_factor`)."""
     algorithms: dict[str, list[str]] = {str(engine): [] for engine in ENGINES}
     for name, compiled in done.items():
-        algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
+        algorithms[name] = [each.algorithm for each in compiled.served]
     for name, artifact in subject.list_artifacts().items():
         algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
     # Every engine rounds the accumulators of an 8-bit model.
@@ -287,7 +281,7 @@ def _describe(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
-    assert ours is not None  # `time_in_turns` raises otherwise
+    assert ours is not None  # `run_all` raises otherwise
     batch = subject.opened.about.batch or 1
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -346,7 +340,7 @@ def make_variant(engine: Engine, opened: GivenModel, inputs: Mapping[str, Any], 
         data = convert(engine, data, [array.shape for array in inputs.values()])
     elif engine is Engine.TFLITE:
         path = Path(opened.about.origin)
-        if path.suffix != conversion.SUFFIX or opened.about.batch is not None:
+        if path.suffix != tflite.SUFFIX or opened.about.batch is not None:
             raise UnavailableError("TensorFlow Lite is timed with the .tflite file of a model, which this model is not")
         data = path.read_bytes()
     device, timeout_s = (GPU, _BUILD_S) if engine is Engine.TENSORRT else (CPU, None)

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import io
 import platform
 import re
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def build(artifact: Artifact, runtime: Path | None) -> dict[str, bytes]:
     for name in _SOURCES:
         text = resources.files("farm.artifacts").joinpath("c", name).read_text(encoding="utf-8")
         contents[f"src/{name}"] = re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], text).encode()
-    headers = _find_folder("tvm_ffi") / "include"
+    headers = linker.find_package("tvm_ffi") / "include"
     contents |= {f"include/{name}": (headers / name).read_bytes() for name in _HEADERS}
     contents |= _list_licences()
     contents["README.md"] = _explain(manifest).encode()
@@ -153,7 +152,7 @@ def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:
 
 def _list_own() -> Iterator[tuple[str, bytes]]:
     for package, name in zip(("tvm_ffi", "tvm"), _RUNTIME, strict=True):
-        path = _find_folder(package) / "lib" / name
+        path = linker.find_package(package) / "lib" / name
         if path.is_file():
             yield name, path.read_bytes()
 
@@ -190,12 +189,3 @@ def _list_licences() -> dict[str, bytes]:
         if path.name in ("LICENSE", "NOTICE") and (".dist-info" in path.parts[0] or len(path.parts) == 2)
     ]
     return {name: Path(str(path)).read_bytes() for name, path in files}
-
-
-def _find_folder(package: str) -> Path:
-    """Return the folder of an installed package without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError(f"the package {package} is not installed")
-    locations: Sequence[str] = list(spec.submodule_search_locations)
-    return Path(locations[0])

@@ -1,6 +1,6 @@
 """Compile a model for a board type from its records into one linked library with a Relax VM executable.
 
-`farm.selection.fitting` decides which record serves a workload.
+`farm.selection.decision` decides which record serves a workload.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,15 @@ from tvm import relax, tirx
 
 from farm import linker
 from farm.errors import InternalError, PermanentError
-from farm.gpu.ptx import Usage
-from farm.search import default_schedule, gpus, traces, tvm_env, workloads
+from farm.gpu.code import Usage
+from farm.search import gpus, traces, tvm_env, workloads
 from farm.search.codegen import lowering
-from farm.search.graph import half_precision, pipeline, recurrent
-from farm.search.target import make_code_target
-from farm.search.tvm_env import ms
+from farm.search.graph import half_precision, pipelines, recurrent
+from farm.search.tvm_env import make_code_target, ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
-from farm.selection.fitting import RecordChoice, Records
-from farm.values import Record, Workload
+from farm.selection.decision import RecordChoice, Records
+from farm.values import COMPUTED_PREFIX, Record, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,24 @@ class Served:
     latency_s: float | None = None
     code: str = ""
     left_out: bool = False
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm."""
+        return find_algorithm(self.workload.name)
+
+
+def find_algorithm(workload: str) -> str:
+    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
+    if workload.startswith(half_precision.PREFIX):
+        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
+    if workload.startswith(COMPUTED_PREFIX):
+        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
+        return ", ".join(filter(None, (own, "fp16")))
+    if re.search(r"int8|quantize", workload):
+        return "8 bits"
+    winograd = re.match(r"winograd(\d)", workload)
+    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
 # Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
@@ -134,7 +152,7 @@ def compile_prepared(
     codes = tuple(one.code for one in served)
     if known is not None and codes in known:
         return dataclasses.replace(known[codes], served=tuple(served), applied=applied, by_rule=by_rule)
-    finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
+    finished = pipelines.finish(module, compile_target, database if applied or by_rule else None, used)
     # TVM silently drops a schedule that it cannot apply.
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
@@ -190,7 +208,7 @@ def _schedule(
             _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
             continue
         return item, Served(workload, choice, latency_s=choice.record.median_s, code=code(item.sch.mod))
-    default = default_schedule.find_default(workload, entry, target) if canonical else None
+    default = traces.find_default(workload, entry, target) if canonical else None
     if default is None:
         return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None

@@ -147,7 +147,7 @@ def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> tuple[
 
 
 def _to_contender(opened: GivenModel, compiled: compile.Compiled) -> Contender:
-    algorithms = [make.find_algorithm(each.workload.name) for each in compiled.served]
+    algorithms = [each.algorithm for each in compiled.served]
     # Every engine rounds the accumulators of an 8-bit model.
     algorithms += ["8 bits"] if opened.source.is_quantised else []
     return Contender(compiled.library, find_tolerance_factor(algorithms))

@@ -20,14 +20,13 @@ from farm.artifacts.manifest import Manifest, WorkloadServed
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.processes.jobs import compile_in_subprocess
-from farm.search import cores, default_schedule, gpus
+from farm.search import cores, gpus
 from farm.search.cores import Core
 from farm.search.families import rule
-from farm.search.families.family import Plan, Prediction, Unit, read_mark
-from farm.search.families.words import describe_plan
+from farm.search.families.family import Plan, Prediction, Unit, describe_plan, read_mark
 from farm.search.gpus import TargetGpu
-from farm.search.target import make_target
-from farm.search.tvm_env import ms
+from farm.search.traces import find_default
+from farm.search.tvm_env import make_target, ms
 from farm.search.workloads import prepare_model
 from farm.store import Store
 from farm.values import Workload, name_workloads
@@ -149,7 +148,7 @@ def _find_plan(served: WorkloadServed, workload: Workload, traces: Mapping[str, 
         trace = traces.get(served.record.candidate)
         return read_mark(json.loads(trace)[0][0]) if trace else None
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
-    found = default_schedule.find_default(workload, entry, make_target(workload.target))
+    found = find_default(workload, entry, make_target(workload.target))
     return (found.family, found.plan) if found and served.source == "rule" else None
 
 
@@ -159,7 +158,7 @@ def _predict(workload: Workload, unit: Unit, family: str, plan: Plan) -> Predict
 
 
 def name_limit(predicted: Prediction, unit: Unit, moved_bytes: float) -> str:
-    """Name the largest part of an estimate, one of `words.LIMITS`; `moved_bytes` are a call's arguments and results."""
+    """Name the largest part of an estimate, one of `family.LIMITS`; `moved_bytes` are of arguments and results."""
     terms = predicted.terms
     near, pad, far = terms.get("near", 0.0), terms.get("pad", 0.0), terms.get("far", 0.0)
     compute, transforms = terms.get("compute", 0.0) - near, terms.get("transforms", 0.0)

@@ -16,14 +16,13 @@ import numpy as np
 
 from farm import settings as farm_settings
 from farm.artifacts.manifest import Manifest, ModelFacts, Tensor
-from farm.artifacts.runtime import images, tasks
+from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
 from farm.errors import UsageError
 from farm.models import trained
 from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs
 from farm.models.lengths import Lengths, set_batch, split_shapes
-from farm.models.model_summary import summarise
-from farm.models.source import ModelSource, find_model, resolve_model
+from farm.models.source import ModelSource, find_model, resolve_model, summarise
 
 Arrays = Mapping[str, Any]
 
@@ -67,7 +66,7 @@ def find_labels(opened: GivenModel) -> bytes | None:
 @refusing()
 def read_images(folder: pathlib.Path, task: Mapping[str, Any], most: int = _MOST_IMAGES) -> list[Arrays]:
     """Return inputs of up to `most` images of a folder and its subfolders, spread over them. Raises UsageError."""
-    found = sorted(each for each in folder.rglob("[!.]*") if each.suffix.lower() in images.SUFFIXES)
+    found = sorted(each for each in folder.rglob("[!.]*") if each.suffix.lower() in tasks.SUFFIXES)
     chosen = [found[index * len(found) // most] for index in range(most)] if len(found) > most else found
     return [tasks.read_input(path, {"task": task})[0] for path in chosen]
 

@@ -1,4 +1,8 @@
-"""Compare the imported model without schedules with ONNX Runtime: no schedule and no option changes that result."""
+"""Proofs by ONNX Runtime before a model is compiled: the import computes what it does, and padding changes nothing.
+
+No schedule and no option changes what the import computes. For padding along an open dimension, ONNX Runtime runs the
+model at some lengths, and again on inputs padded with zeros to a compiled size; `join_sizes` joins the compiled sizes.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,19 @@ import onnx
 import tvm
 from tvm import relax
 
-from farm.artifacts import checking, make
+from farm.artifacts import artifact_folder, checking
+from farm.artifacts import manifest as manifests
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
-from farm.artifacts.verify import OutputComparison, find_worst
+from farm.artifacts.given_model import GivenModel
+from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths
+from farm.artifacts.runtime.inputs import Fitted, pad
+from farm.artifacts.verify import OutputComparison, compare, find_worst
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError, UsageError
 from farm.models.inputs import InputSpec
+from farm.models.lengths import Lengths
 from farm.models.source import ModelSource
 from farm.processes.jobs import compile_in_subprocess
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 
 # Unscheduled code is slow: some seconds per case of a ResNet.
 _MOST_CASES = 2
@@ -30,7 +39,6 @@ IMPORT_HINT = (
     "another opset or other operators (`farm model show` lists them), and report it. If it takes only some values, "
     "give such with `farm model verify --input`."
 )
-
 
 Case = tuple[str, Mapping[str, Any]]
 
@@ -70,7 +78,7 @@ def _run(
     compiled = compile_model(
         onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
     )
-    factor = checking.find_tolerance_factor(make.find_algorithm(each.workload.name) for each in compiled.served)
+    factor = checking.find_tolerance_factor(each.algorithm for each in compiled.served)
 
     with tempfile.TemporaryDirectory(prefix="farm-import-") as folder:
         path = Path(folder) / "model.so"
@@ -80,3 +88,64 @@ def _run(
         return [
             [answer.numpy()] if hasattr(answer, "numpy") else [a.numpy() for a in answer] for answer in answers
         ], factor
+
+
+def find_output_axes(opened: GivenModel) -> dict[str, tuple[int, ...]]:
+    """Return the dimensions of outputs to crop, by name. Raises UsageError where padding changes what they hold."""
+    lengths = opened.lengths
+    if lengths is None:
+        return {}
+    axes = {output.name: tuple[int, ...]() for output in opened.source.load().graph.output}
+    # Most padding of the smallest and of the greatest size, and least.
+    begin = (lengths.least - 1, *lengths.sizes)[-2] + 1
+    for length in sorted({lengths.least, begin, lengths.sizes[-1] - 1} - {lengths.least - 1, *lengths.sizes}):
+        size = next(size for size in lengths.sizes if size >= length)
+        cases = checking.make_unmasked(lengths.set_length(opened.inputs, length))
+        padded = [(name, pad(arrays, lengths.axes, size - length)) for name, arrays in cases]
+        try:
+            outputs = checking.run_reference(opened.source, [*cases, *padded])
+        except PermanentError as error:
+            raise UsageError(
+                f"{opened.about.name} does not run with {length} {lengths.name}, or padded to {size}: {error.message}",
+                "Give a range in which it runs.",
+            ) from error
+        wanted, got = outputs[: len(cases)], outputs[len(cases) :]
+        for name, short, long in zip(axes, wanted[0], got[0], strict=True):
+            sizes = enumerate(zip(short.shape, long.shape, strict=False))
+            axes[name] = tuple(at for at, pair in sizes if pair == (length, size))
+        fitted = Fitted("", {}, {}, length, list(axes.values()))
+        found = find_worst(compare(fitted.crop(each), own) for each, own in zip(got, wanted, strict=True))
+        if not found.matches:
+            raise UsageError(
+                f"the model is not right with {lengths.name} padded from {length} to {size}: {found.reason}",
+                "Export it with an attention mask as input, or compile an artifact for each length: "
+                f"--shape {lengths.fix(lengths.sizes[-1])}.",
+            )
+    return {name: found for name, found in axes.items() if found}
+
+
+def join_sizes(
+    lengths: Lengths, outputs: dict[str, tuple[int, ...]], made: Sequence[tuple[Manifest, Mapping[str, bytes]]]
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest and files of one artifact from those of its sizes, ascending.
+
+    Every library holds the weights, in the layout of its own schedules.
+    """
+    manifest, files = made[-1][0], dict(made[-1][1])
+    compiled = []
+    for size, (each, own) in zip(lengths.sizes, made, strict=True):
+        library = manifests.LIBRARY if each is manifest else f"model-{size}.so"
+        files[library] = own[manifests.LIBRARY]
+        latency_s = each.predicted_latency_s
+        compiled.append(
+            CompiledSize(size=size, library=library, workloads=each.workloads, predicted_latency_s=latency_s)
+        )
+    changes = {
+        "files": {name: artifact_folder.describe_file(data) for name, data in files.items()},
+        # A process may load all of them.
+        "memory_bytes": manifest.memory_bytes + sum(len(own[manifests.LIBRARY]) for _, own in made[:-1]),
+        "lengths": SequenceLengths(
+            name=lengths.name, least=lengths.least, sizes=tuple(compiled), inputs=dict(lengths.axes), outputs=outputs
+        ),
+    }
+    return manifest.model_copy(update=changes), files

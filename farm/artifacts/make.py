@@ -8,7 +8,6 @@ import importlib.metadata
 import logging
 import math
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,30 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
-from farm.artifacts import artifact_folder, compile, devices, lengths
+from farm.artifacts import artifact_folder, compile, devices, import_check
 from farm.artifacts import manifest as manifests
-from farm.artifacts.artifact_folder import Artifact
-from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
+from farm.artifacts.artifact_folder import Artifact, list_model_options, list_options, note_artifact, require_place
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
 from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
-from farm.artifacts.places import require_place
 from farm.crew.choice import TargetPlan, describe_type, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
-from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.jobs import compile_in_subprocess
-from farm.search import gpus
-from farm.search import target as search_target
+from farm.search import gpus, tvm_env
 from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision, pipelines
-from farm.selection.fitting import Records, Relative, describe_imported
+from farm.selection.decision import Records, Relative, describe_imported
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.states import ModelDecision
-from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, Record, is_for_gpu
+from farm.values import DEFAULT_POINT, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -64,16 +59,6 @@ class CompileOrder:
     simulated: bool = False
     missing: str = RULE
     labels: bytes | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def source(self) -> ModelSource:
-        """The model's source."""
-        return self.opened.source
-
-    @property
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """Its inputs, with shapes."""
-        return self.opened.inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,22 +132,22 @@ def _compile(
     given = order.opened.lengths
     if given is None:
         return _compile_one(order, settings, store, say)
-    cropped = lengths.find_output_axes(order.opened)
+    cropped = import_check.find_output_axes(order.opened)
     sized = [dataclasses.replace(order, opened=each) for each in order.opened.list_sizes()]
-    return lengths.join_sizes(given, cropped, [_compile_one(each, settings, store, say) for each in sized])
+    return import_check.join_sizes(given, cropped, [_compile_one(each, settings, store, say) for each in sized])
 
 
 def _compile_one(
     order: CompileOrder, settings: Settings, store: Store, say: Say | None
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Return the manifest and files of one set of input shapes."""
-    about = {"model": order.opened.about.model_dump(), "inputs": [each.name for each in order.inputs]}
-    artifact_folder.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
+    about = {"model": order.opened.about.model_dump(), "inputs": [each.name for each in order.opened.inputs]}
+    artifact_folder.require_plain(about | {"outputs": _list_outputs(order.opened.source)}, order.opened.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     ways = {order.board_type.name: CompileWay(order.board_type.pipeline)}
     job = functools.partial(compile_ways, order, target, fetch_candidates(order, store), ways)
-    done, config = compile_in_subprocess(job, order.source.name, say=say)
+    done, config = compile_in_subprocess(job, order.opened.source.name, say=say)
     (compiled,) = done.values()
     if order.missing == REFUSE:
         _require_records(order, compiled.served)
@@ -263,7 +248,7 @@ def make_book(
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
     """Return TVM's target. Loads TVM's compiler, so not for a process that talks to boards."""
-    return search_target.host_target(plan.cores) if plan.config is None else dict(plan.config)
+    return tvm_env.host_target(plan.cores) if plan.config is None else dict(plan.config)
 
 
 def compile_ways(
@@ -271,8 +256,8 @@ def compile_ways(
 ) -> tuple[dict[str, compile.Compiled], dict[str, Any]]:
     """Compile an order in several variants, in a child process; return the results and TVM's target."""
     config = to_config(target)
-    shapes = {spec.name: spec.static_shape for spec in order.inputs}
-    model, triple = order.source.load(), find_triple(order.board_type, target)
+    shapes = {spec.name: spec.static_shape for spec in order.opened.inputs}
+    model, triple = order.opened.source.load(), find_triple(order.board_type, target)
     return {
         name: compile.compile_model(
             model,
@@ -298,7 +283,7 @@ def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> N
         words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
         command = shlex.join([*words, *list_options(order.board_type.pipeline)])
         raise UsageError(
-            f"{len(missing)} of {len(served)} workloads of {order.source.name} have no record for {kind}: {named}",
+            f"{len(missing)} of {len(served)} workloads of {about.name} have no record for {kind}: {named}",
             f"`{command}` makes some; --missing rule does without.",
         )
 
@@ -306,8 +291,8 @@ def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> N
 def _describe(
     order: CompileOrder, target: TargetPlan, config: dict[str, Any], compiled: compile.Compiled, files: dict[str, bytes]
 ) -> Manifest:
-    source = order.source
-    inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)
+    source = order.opened.source
+    inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.opened.inputs)
     outputs = tuple(
         Tensor(name=name, shape=shape, dtype=dtype)
         for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
@@ -344,19 +329,6 @@ def _list_outputs(source: ModelSource) -> list[str]:
     return [output.name for output in source.load().graph.output]
 
 
-def find_algorithm(workload: str) -> str:
-    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
-    if workload.startswith(half_precision.PREFIX):
-        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
-    if workload.startswith(COMPUTED_PREFIX):
-        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
-        return ", ".join(filter(None, (own, "fp16")))
-    if re.search(r"int8|quantize", workload):
-        return "8 bits"
-    winograd = re.match(r"winograd(\d)", workload)
-    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
-
-
 def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeights:
     asked = pipelines.require_pipeline(pipeline).weights
     halved = [
@@ -388,7 +360,7 @@ def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadS
         name=workload.name,
         flop=workload.flop,
         weight=int(workload.weight),
-        algorithm=find_algorithm(workload.name),
+        algorithm=served.algorithm,
         source="record" if choice else "rule" if served.by_rule else "none",
         latency_s=served.latency_s if choice or served.latency_s is None else served.latency_s * clock_factor,
         record=used,

@@ -20,7 +20,6 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from device_agent.protocol import CPU, GPU
 from device_agent.protocol.hardware import Name
-from farm.artifacts.places import MANIFEST
 from farm.foreign import show_controls
 from farm.inventory.board_types import LinkTriple
 from farm.inventory.documents import StrictModel
@@ -81,7 +80,8 @@ def find_control(value: Any, where: str = "") -> str:
     return ""
 
 
-NAME = MANIFEST
+# The file that marks an artifact.
+NAME = "manifest.json"
 LIBRARY = "model.so"
 FORMAT = "tvm-farm artifact"
 # How weights are stored by default.
@@ -126,7 +126,7 @@ class ModelFacts(StrictModel):
 
 
 class RecordUsed(StrictModel):
-    """The record that serves a workload: its trial's `candidate` and where it was measured. See `fitting.RecordFit`.
+    """The record that serves a workload: its trial's `candidate` and where it was measured. See `decision.RecordFit`.
 
     `imported`: another farm measured it and no board of this farm has verified it.
     """

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, RunSpec, Status
-from farm.artifacts.catalogue import list_model_options, list_options, to_name
+from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, Status
+from farm.artifacts.artifact_folder import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
 from farm.gpu import code as gpu_code
-from farm.gpu.ptx import find_newest, is_newer
+from farm.gpu.code import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.grid import find_online
 from farm.points.values import format_clocks
@@ -168,40 +167,21 @@ def choose_board(store: Store, board_type: str | None, board: str | None) -> tup
 def hold_board(
     settings: Settings,
     store: Store,
-    name: str,
+    place: str | tuple[BoardType, str | None],
     wait_s: float,
     purpose: str,
     say: Callable[[str], None],
     *,
     is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
-    """Hold the board called `name` for a block. Raises the errors of `open_crew`."""
-    kind, known = find_board(store, name)
-    with hold_type(settings, store, kind, wait_s, purpose, say, known, is_timed=is_timed) as held:
-        yield held
-
-
-@contextlib.contextmanager
-def hold_type(
-    settings: Settings,
-    store: Store,
-    kind: BoardType,
-    wait_s: float,
-    purpose: str,
-    say: Callable[[str], None],
-    name: str | None = None,
-    *,
-    is_timed: bool = True,
-) -> Iterator[HeldForModels]:
-    """Hold a board of a type for a block: `name`, or any free one. Raises the errors of `open_crew`."""
+    """Hold a board for a block: the named one, or of a type the named or any free one. Raises as `open_crew` does."""
+    kind, name = find_board(store, place) if isinstance(place, str) else place
     with open_crew(settings, store, kind, name, wait_s, purpose, say, is_timed=is_timed) as (crew, _):
         [board] = crew.boards
         description = crew.call(board.open())
-
-        def run(spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
-            return crew.call(board.run(spec, program, inputs))
-
-        def pin(point: OperatingPoint) -> PinReport:
-            return crew.call(board.pin(point))
-
-        yield HeldForModels(description, settings, run, pin)
+        yield HeldForModels(
+            description,
+            settings,
+            lambda spec, program, inputs: crew.call(board.run(spec, program, inputs)),
+            lambda point: crew.call(board.pin(point)),
+        )

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from device_agent.protocol import load_json
 from device_agent.protocol.interpreters import folder_command
-from farm.artifacts import artifact_folder, c_package, places
+from farm.artifacts import artifact_folder, c_package
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import require_verified
@@ -46,9 +46,7 @@ _ARCHIVES = frozenset({".tar", ".whl", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".z
 _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 # The code in a wheel that runs the model.
 _RUNTIME = "farm.artifacts.runtime"
-_RUNTIME_FILES = (
-    "__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "lengths.py", "runner.py", "tasks.py",
-)  # fmt: skip
+_RUNTIME_FILES = ("__init__.py", "__main__.py", "inputs.py", "runner.py", "tasks.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # Optional requirements of a wheel, which may not be installed here.
 _OPTIONAL = frozenset({"pillow"})
@@ -86,7 +84,7 @@ def write_package(
         contents = c_package.build(artifact, runtime)
     else:
         contents = _read_files(artifact)
-    with places.new_file(path) as partial:
+    with artifact_folder.new_file(path) as partial:
         if form == WHEEL:
             pack_wheel(partial, contents, record)
         else:
@@ -293,7 +291,7 @@ def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
     """Deploy to a board on this machine. Raises PermanentError for an unverified artifact."""
     require_verified(artifact)
     package, members = find_name(artifact.manifest.name), list_members(artifact)
-    with places.new_folder(folder / package) as partial:
+    with artifact_folder.new_folder(folder / package) as partial:
         for name, data in members.items():
             (partial / name).write_bytes(data)
     command = shlex.join(folder_command(str(folder / package)))
@@ -332,9 +330,10 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
 
 def _find_python(connection: SshConnection) -> str:
     """Return the provisioned interpreter with TVM's runtime, else python3."""
-    places = [f"{ROOT_PREFIX}/current/bin/python", f'"$HOME"/{HOME_PREFIX}/current/bin/python']
+    artifact_folder = [f"{ROOT_PREFIX}/current/bin/python", f'"$HOME"/{HOME_PREFIX}/current/bin/python']
     found = _require(
-        connection, f'for p in {" ".join(places)}; do if [ -x "$p" ]; then echo "$p"; exit; fi; done; echo python3'
+        connection,
+        f'for p in {" ".join(artifact_folder)}; do if [ -x "$p" ]; then echo "$p"; exit; fi; done; echo python3',
     )
     return shlex.quote(found.strip())
 

@@ -185,6 +185,14 @@ class Turns:
         if outcome.details is not None:
             timed.details.setdefault(name, []).append(outcome.details)
 
+    def run_all(self, run: Run) -> Timed:
+        """Time every variant. Raises PermanentError where a needed one does not run."""
+        for number in range(self._rounds):
+            # The second of two may find a warmer board or cache, so the order alternates.
+            for variant, spec in list(self.list_round(number))[:: -1 if number % 2 else 1]:
+                self.take(number, variant, *run(spec, variant.program, dict(variant.inputs)))
+        return self.timed
+
     def _turns(self, variant: Variant) -> range:
         return range(0, self._rounds, -(-self._rounds // BASELINE_ROUNDS) if variant.baseline else 1)
 
@@ -196,26 +204,6 @@ class Turns:
             return 0
         wanted, turn = min(self._runs, BASELINE_RUNS) if variant.baseline else self._runs, turns.index(number)
         return wanted * (turn + 1) // len(turns) - wanted * turn // len(turns)
-
-
-def time_in_turns(
-    run: Run,
-    variants: Sequence[Variant],
-    runs: int,
-    limits: Limits,
-    *,
-    rounds: int = ROUNDS,
-    energy: EnergySpec | None = None,
-    per_layer: bool = False,
-    instances: int = 1,
-) -> Timed:
-    """Time every variant in turns. Raises PermanentError where a needed one does not run."""
-    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy, per_layer=per_layer, instances=instances)
-    for number in range(rounds):
-        # The second of two may find a warmer board or cache, so the order alternates.
-        for variant, spec in list(turns.list_round(number))[:: -1 if number % 2 else 1]:
-            turns.take(number, variant, *run(spec, variant.program, dict(variant.inputs)))
-    return turns.timed
 
 
 def describe_runs(runs: int, rounds: int = ROUNDS) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import checking, make
-from farm.artifacts.catalogue import ToCompile, list_artifacts
+from farm.artifacts.artifact_folder import ToCompile, list_artifacts
 from farm.artifacts.given_model import GivenModel, find_same_model
 from farm.artifacts.manifest import ModelFacts
-from farm.artifacts.on_board import hold_type
+from farm.artifacts.on_board import hold_board
 from farm.artifacts.package import WHEEL, explain_name, write_package
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
@@ -65,7 +65,7 @@ def make_artifacts(
         artifact = make.make_artifact(order, out / wanted.name, settings, store, say)
         cases = checking.make_cases(opened, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
-        with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say, is_timed=False) as board:
+        with hold_board(settings, store, (kind, None), wait_s, f"verify {wanted.name}", say, is_timed=False) as board:
             verdict = checking.verify_artifact(artifact, board, opened.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
         if package and (why := explain_name(artifact.manifest.name).partition(";")[0]):

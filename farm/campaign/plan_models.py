@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from farm.artifacts import lengths as artifact_lengths
+from farm.artifacts import import_check
 from farm.artifacts.given_model import GivenModel, open_source
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
@@ -29,7 +29,7 @@ from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inp
 from farm.models.lengths import set_batch, split_shapes
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.jobs import JobProcess, take
-from farm.search import default_schedule, target
+from farm.search import traces, tvm_env
 from farm.search import workloads as search_workloads
 from farm.values import Workload
 
@@ -103,7 +103,7 @@ def _list_variants(
 ) -> list[ModelVariant]:
     """Return the model with these shapes; with a range of lengths one for each size, ascending."""
     opened = open_source(source, shapes, batch)
-    artifact_lengths.find_output_axes(opened)
+    import_check.find_output_axes(opened)
     plain, lengths = split_shapes(shapes)
     variants = []
     for number, each in enumerate(opened.list_sizes()):
@@ -145,7 +145,7 @@ def _set_shapes(
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
     """Return the workloads, the heaviest first, and the name of the graph pipeline used. Raises UsageError."""
     if board_type.target is None:
-        config = target.host_target(len(os.sched_getaffinity(0)))
+        config = tvm_env.host_target(len(os.sched_getaffinity(0)))
     else:
         config = board_type.target.to_tvm()
     shapes = {spec.name: spec.static_shape for spec in inputs}
@@ -175,7 +175,7 @@ class Form:
     def to_target(self) -> dict[str, Any]:
         """Return TVM's target as a dict. Loads TVM where it is this host's."""
         if self.config is None:
-            return target.host_target(self.cores)
+            return tvm_env.host_target(self.cores)
         config: dict[str, Any] = json.loads(self.config)
         return config
 
@@ -232,8 +232,6 @@ def survey_apart(
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
     prepared = search_workloads.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
-    predicted_s = {
-        w.hash: seconds for w in prepared.workloads if (seconds := default_schedule.predict_seconds(w)) is not None
-    }
+    predicted_s = {w.hash: seconds for w in prepared.workloads if (seconds := traces.predict_seconds(w)) is not None}
     workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
     return WorkloadSurvey(tuple(workloads), prepared.pipeline.name, predicted_s)

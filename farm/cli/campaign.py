@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue
+from farm.artifacts import artifact_folder
 from farm.campaign import artifacts
 from farm.campaign.engine import control
 from farm.cli import campaign_run, options, output, tables
@@ -61,7 +61,7 @@ def show(
     found = sum(each["median_s"] is not None for each in document["winners"])
     if artifacts.is_pending(campaign, document):
         print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
-    for each in catalogue.list_artifacts(document) if found else ():
+    for each in artifact_folder.list_artifacts(document) if found else ():
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
     output.say(
         f"{found} of {len(document['winners'])} tasks have a record",

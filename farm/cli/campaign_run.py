@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, places
+from farm.artifacts import artifact_folder
 from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, campaign_plan, options, output
@@ -60,7 +60,7 @@ def run(
             "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
         )
     if compile_to is not None:
-        places.require_room(compile_to)
+        artifact_folder.require_room(compile_to)
 
     campaign = spec.read_campaign(file)
     settings = farm_settings.load()
@@ -99,7 +99,7 @@ def resume(
     settings = farm_settings.load()
     screen = CampaignScreen()
     if compile_to is not None:
-        places.require_room(compile_to)
+        artifact_folder.require_room(compile_to)
     with options.open_store(settings) as store:
         if compile_to is not None:
             store.campaigns.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
@@ -175,5 +175,5 @@ def _follow(
         if artifacts.is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
             return
-        for each in catalogue.list_artifacts(document):
+        for each in artifact_folder.list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

@@ -11,7 +11,7 @@ from rich import markup
 
 from farm import doctor as farm_doctor
 from farm import settings as farm_settings
-from farm.artifacts import places
+from farm.artifacts import artifact_folder
 from farm.cli import options, output
 from farm.cli.output import print_check
 from farm.errors import BoardUnsafeError, UsageError
@@ -50,7 +50,7 @@ def doctor(
     if report is not None:
         if not hardware or len(boards) != 1:
             raise UsageError("--report is for --hardware, and for one board")
-        places.require_room(report.absolute().parent)
+        artifact_folder.require_room(report.absolute().parent)
     if boards or every:
         _examine_boards(boards or None, json, hardware, report)
         return

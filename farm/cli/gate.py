@@ -12,7 +12,7 @@ import typer
 
 from farm import gate as gates
 from farm import settings as farm_settings
-from farm.artifacts import bench, checking, make, on_board, places
+from farm.artifacts import artifact_folder, bench, checking, make, on_board
 from farm.cli import model_evaluate, options, output, tables
 from farm.cli.model_board import read_subject
 from farm.cli.options import read_duration_s
@@ -71,7 +71,7 @@ def gate(
     known = None if write_baseline else gates.read_baseline(baseline)
     for path in (junit, summary, baseline):
         if path is not None:
-            places.require_room(path.absolute().parent)
+            artifact_folder.require_room(path.absolute().parent)
     settings = farm_settings.load()
     parts: list[dict[str, Any]] = []
     with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-gate-") as scratch:
@@ -88,7 +88,7 @@ def gate(
             subject = dataclasses.replace(given, artifact=candidate, baseline=before)
             for artifact in subject.list_artifacts().values():
                 on_board.prepare_gpu(artifact.manifest, settings)
-            with on_board.hold_type(settings, store, kind, wait_s, f"bench {about.name}", output.note, only) as held:
+            with on_board.hold_board(settings, store, (kind, only), wait_s, f"bench {about.name}", output.note) as held:
                 held.pin(point, operating_point)
                 cases = checking.make_cases(given.opened, about, [])
                 verified = checking.verify_artifact(candidate, held, given.opened.source, cases)

@@ -1,24 +1,30 @@
-"""`farm model`: show and quantise models, and the verbs of `model_artifacts` and `model_board`."""
+"""`farm model`: show and quantise models, list and explain artifacts; further verbs are in the modules `model_*`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from farm import folders
-from farm.artifacts import given_model
+from farm import settings as farm_settings
+from farm.artifacts import artifact_folder, given_model
+from farm.artifacts import explain as explaining
 from farm.campaign import plan_models
-from farm.cli import artifact, model_artifacts, model_board, model_evaluate, model_explain, options, output, tables
+from farm.cli import model_artifacts, model_board, model_evaluate, options, output, tables
+from farm.cli.model_artifacts import Folder, MovedModel
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.models import model_summary, quantise, trained, zoo
-from farm.report import campaign_rows
-from farm.search import default_schedule
+from farm.models import quantise, trained, zoo
+from farm.models.source import summarise
+from farm.report import campaign_rows, explain_page
+from farm.search import traces
 from farm.search.graph import importer, pipelines
+from farm.units import format_bytes, format_latency, format_minute, format_number
 
 # Inputs that calibrate where they are random.
 _RANDOM_EXAMPLES = 16
@@ -83,6 +89,112 @@ def quantize(
         output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)
 
 
+@output.command
+def explain(
+    folder: Folder,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for a chart and the JSON; it is created.")
+    ] = None,
+    model: MovedModel = None,
+) -> output.Document:
+    """Explain an artifact's latency. Each layer's plan, estimate, record, share of the roofline, and its limit."""
+    if out is not None:
+        artifact_folder.require_room(out)
+    artifact = artifact_folder.open_artifact(folder)
+    opened = given_model.reopen_model(artifact.manifest, model)
+    output.note(f"reading {artifact.manifest.name}")
+    with options.open_store() as store:
+        document = explaining.explain(artifact, opened, store)
+    if out is not None:
+        document["report"] = explain_page.write_report(document, out)
+    yield document
+    rows = [
+        (
+            each["name"],
+            each["weight"],
+            each["family"],
+            each["words"],
+            _us(each["estimated_s"]),
+            _us(each["measured_s"]),
+            None if each["total_s"] is None or not document["sum_s"] else _percent(each["total_s"] / document["sum_s"]),
+            _percent(each["compute_share"]),
+            _percent(each["bandwidth_share"]),
+            each["limit"],
+        )
+        for each in document["layers"]
+    ]
+    head = (
+        "Layer", "Calls", "Family", "Plan", "Estimated (us)", "Record (us)", "Time", "FLOP/s", "Memory", "Limited by",
+    )  # fmt: skip
+    tables.print_table(head, rows, left=(0, 2, 3, 9), empty="no layers", spare=("Plan", "Family", "Estimated (us)"))
+    output.say(*_summarise(document))
+    for path in document.get("report", ()):
+        output.stdout.print(path, soft_wrap=True, markup=False)
+
+
+def _summarise(document: Mapping[str, Any]) -> Iterator[str]:
+    roof, sum_s, whole = document["roofline"], document["sum_s"], document["whole"]
+    yield (
+        f"FLOP/s and Memory: shares of {roof['flop_per_s'] / 1e9:,.1f} GFLOP/s in float32 and of "
+        f"{roof['bytes_per_s'] / 1e9:,.1f} GB/s; Winograd needs fewer operations than are counted"
+    )
+    least_s = document["flop"] / roof["flop_per_s"]
+    yield f"{document['flop'] / 1e9:.3f} GFLOP take at least {format_latency(least_s)} at that rate without Winograd"
+    summed = "unknown" if sum_s is None else format_latency(sum_s)
+    measured = sum(each["measured_s"] is not None for each in document["layers"])
+    yield f"all layers {summed}, {measured} of {len(document['layers'])} from records"
+    if whole is None:
+        yield f"the whole model was not timed: `farm model run {document['artifact']}` does"
+        return
+    ratio = "" if sum_s is None else f", {whole['latency_s'] / sum_s:.2f} times the sum"
+    yield f"the whole model {format_latency(whole['latency_s'])} on {whole['board']}{ratio}"
+
+
+def _us(seconds: float | None) -> str | None:
+    return None if seconds is None else format_number(seconds * 1e6)
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share * 100:.0f} %"
+
+
+_OPTIONS = {
+    "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
+    "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
+    "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
+}
+
+
+@output.command
+@options.spread("wanted", artifact_folder.ArtifactFilters, _OPTIONS)
+def list_artifacts(wanted: artifact_folder.ArtifactFilters) -> output.Document:
+    """List the artifacts that still exist, the newest first."""
+    made = artifact_folder.list_made_here(farm_settings.load().home_path)
+    found = [artifact_folder.to_document(each) for each in wanted.choose(made)]
+    yield found
+    empty = "no artifacts yet; `farm model compile MODEL` makes one"
+    tables.print_table(
+        ("Model", "Board type", "Weights", "Clocks", "Verified", "Latency (ms)", "Size", "Made", "Folder"),
+        [
+            (
+                each["model"],
+                f"{each['board_type']}{' GPU' * (each['device'] == 'gpu')}{' (simulated)' * each['simulated']}",
+                each["weights"],
+                each["operating_point"],
+                {None: "not yet", True: "yes", False: "WRONG"}[each["verified"]],
+                None if each["latency_s"] is None else f"{each['latency_s'] * 1e3:.3f}",
+                format_bytes(each["bytes"]),
+                format_minute(each["created_at"]),
+                each["folder"],
+            )
+            for each in found
+        ],
+        left=(0, 1, 2, 3, 4, 7, 8),
+        spare=("Clocks", "Made", "Size", "Weights"),
+        empty="no artifacts that were asked for" if made else empty,
+    )
+
+
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
 app.command("compile")(model_artifacts.compile_)
 app.command("verify")(model_artifacts.verify)
@@ -90,8 +202,8 @@ app.command("package")(model_artifacts.package)
 app.command("deploy")(model_board.deploy)
 app.command("run")(model_board.run)
 app.command("bench")(model_board.bench)
-app.command("artifacts")(artifact.list_artifacts)
-app.command("explain")(model_explain.explain)
+app.command("artifacts")(list_artifacts)
+app.command("explain")(explain)
 app.command("evaluate")(model_evaluate.evaluate)
 app.command("quantize")(quantize)
 
@@ -166,7 +278,7 @@ def show(
     named = board_types.require_board_type(board_type)
     source, inputs = options.read_model(model, shape, batch, trust_model)
     proto = source.load()
-    summary = model_summary.summarise(proto, inputs)
+    summary = summarise(proto, inputs)
 
     source.require_float(weights)
     kind = pipelines.store_weights(named, weights)
@@ -181,7 +293,7 @@ def show(
             dataclasses.asdict(each)
             for each in importer.find_obstacles(proto, {i.name: i.static_shape for i in inputs})
         ]
-    families = [default_schedule.describe_default(workload) for workload in workloads]
+    families = [traces.describe_default(workload) for workload in workloads]
     total = math.fsum(w.flop * w.weight for w in workloads)
     document = {
         "model": source.name,

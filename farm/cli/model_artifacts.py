@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import artifact_folder, catalogue, checking, given_model, import_check, make, on_board, places
+from farm.artifacts import artifact_folder, checking, given_model, import_check, make, on_board
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -41,6 +41,7 @@ Board = Annotated[
         autocompletion=options.complete_board,
     ),
 ]
+MovedModel = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
 
@@ -100,7 +101,7 @@ def compile_(
         chosen, for_virtual = _choose_type(store, board_type, board, simulated)
     own = pipelines.make_exact(chosen, exact)
     kinds = [pipelines.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
-    places.require_place(out)
+    artifact_folder.require_place(out)
     found = given_model.open_model(model, shape or (), batch, trust_model)
     found.source.require_float(weights)
     orders = [
@@ -126,9 +127,7 @@ def verify(
         list[Path] | None,
         typer.Option("--input", metavar="X.npz", help="Inputs to check in place of seeded ones; repeatable."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
-    ] = None,
+    model: MovedModel = None,
     wait: Wait = "60s",
 ) -> output.Document:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
@@ -206,7 +205,7 @@ def _advise(manifest: Manifest, opened: Any, cases: Any) -> str:
     found = import_check.compare_import(opened.source, opened.inputs, chosen, output.note)
     if found is not None and not found.matches:
         return import_check.IMPORT_HINT
-    used = catalogue.list_options(manifest.pipeline)
+    used = artifact_folder.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
     if less:
@@ -253,7 +252,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         since=since,
     )  # fmt: skip
     try:
-        import_check.require_right_import(order.source, order.inputs, screen.note)
+        import_check.require_right_import(order.opened.source, order.opened.inputs, screen.note)
         tune.tune(request, settings, store, screen)
     finally:
         screen.close()

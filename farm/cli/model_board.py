@@ -12,7 +12,7 @@ import typer
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
-from farm.artifacts import artifact_folder, checking, given_model, on_board, package, places, running
+from farm.artifacts import artifact_folder, checking, given_model, on_board, package
 from farm.artifacts import bench as benching
 from farm.artifacts.runtime import tasks
 from farm.cli import board_remote, options, output, tables
@@ -118,11 +118,11 @@ def run(
     Exit code 1 where `farm model verify` found its outputs wrong.
     """
     if out is not None:
-        places.require_room(out.parent)
+        artifact_folder.require_room(out.parent)
     artifact = artifact_folder.open_artifact(folder)
     artifact.require_whole()
     manifest = artifact.manifest
-    arrays, scale = running.read_input(manifest, inputs)
+    arrays, scale = checking.read_input(manifest, inputs)
     point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
@@ -133,13 +133,13 @@ def run(
     ):
         held.require_fit(manifest)
         held.pin(point, operating_point)
-        ran = running.run_artifact(artifact, held, arrays, repeat, per_layer)
+        ran = checking.run_artifact(artifact, held, arrays, repeat, per_layer)
         document: dict[str, Any] = {
             "artifact": str(folder),
             **ran.measured.model_dump(mode="json"),
             "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
             "out": str(out) if out else None,
-            "found": running.find(artifact, ran.outputs, 5, scale),
+            "found": checking.find(artifact, ran.outputs, 5, scale),
             "device": manifest.device,
             "bytes": manifest.library.bytes,
             "precision": manifest.weights.asked,
@@ -150,7 +150,7 @@ def run(
         board_facts = {"name": ran.measured.board, "type": ran.measured.board_type, "simulated": ran.measured.simulated}
         result_cli.keep(store, RUN, document, model=manifest.name, board=board_facts, device=manifest.device)
     if out is not None:
-        running.write_outputs(ran.outputs, out)
+        checking.write_outputs(ran.outputs, out)
     yield output.Failed(document, checking.find_fault(manifest))
     _print_run(document)
     if per_layer:
@@ -183,7 +183,7 @@ def bench(
     point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
-        places.require_room(out)
+        artifact_folder.require_room(out)
     batches = benching.read_batches(batch)
     subjects = [read_subject(text, shape, device, each) for text in models for each in batches]
     settings = farm_settings.load()
@@ -228,7 +228,7 @@ def _say_sent(size: int, sent: int | None) -> str:
 
 def read_subject(text: str, shape: list[str] | None, device: str, batch: int | None = None) -> Any:
     """Return what is timed: a model, or an artifact. Raises UsageError."""
-    if places.is_artifact(Path(text)):
+    if artifact_folder.is_artifact(Path(text)):
         if batch is not None:
             raise UsageError(f"--batch: the artifact {text} has its own batch size", "Give the model instead.")
         artifact = artifact_folder.open_artifact(Path(text))

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import artifact_folder, checking, given_model, on_board
 from farm.artifacts import bench as benching
-from farm.artifacts import given_model, on_board, places, running
 from farm.cli import options, output, tables
 from farm.cli import result as result_cli
 from farm.cli.model_artifacts import Board, Wait, read_labels
@@ -68,7 +68,7 @@ def evaluate(
     precisions = variants.read_precisions(weights or "float32")
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     if out is not None:
-        places.require_room(out)
+        artifact_folder.require_room(out)
     subject = read_subject(model, shape, device)
     opened = subject.opened
     if subject.artifact is not None and weights:
@@ -135,7 +135,7 @@ def describe(subject: Any, labels: Path | None = None) -> Facts:
         if text is not None:
             raise UsageError("--classes: an artifact has its names", "`farm model compile --classes` gives them to it.")
         manifest = subject.artifact.manifest
-        task, outputs, names = manifest.task, manifest.outputs, running.read_labels(subject.artifact)
+        task, outputs, names = manifest.task, manifest.outputs, checking.read_labels(subject.artifact)
     else:
         task, outputs = given_model.find_given_task(subject.opened.source, subject.opened.inputs)
         names = (text or given_model.find_labels(subject.opened) or b"").decode().splitlines()

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import places
+from farm.artifacts import artifact_folder
 from farm.cli import first_contact, options, output, tables
 from farm.connectivity import addresses as connectivity_addresses
 from farm.connectivity import host_keys, services
@@ -207,7 +207,7 @@ def bundle(
     recipe = bundle_build.BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
     called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
     path = Path(called) if out is None else out / called if out.is_dir() else out
-    places.require_room(path.parent)
+    artifact_folder.require_room(path.parent)
     made = bundle_build.build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
     yield from _tell_bundle(made)
 

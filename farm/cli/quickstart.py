@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import places
+from farm.artifacts import artifact_folder
 from farm.campaign import tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_options import CampaignScreen
@@ -50,7 +50,7 @@ def quickstart(
     options.require_trials(trials)
     settings = farm_settings.load()
     source, inputs = options.read_model(model, shape)
-    places.require_room(out)
+    artifact_folder.require_room(out)
     screen = CampaignScreen()
 
     with options.open_store(settings) as store:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.artifacts import places
+from farm.artifacts import artifact_folder
 from farm.cli import options, output, tables
 from farm.errors import FarmError, UsageError
 from farm.inventory import board_types
@@ -173,7 +173,7 @@ def show_matrix(
     """Show models x boards x precision. From kept results: gain over the best rival, FPS, joules, accuracy, cost."""
     costs = _read_costs(cost or [])
     if out is not None:
-        places.require_room(out)
+        artifact_folder.require_room(out)
     with options.open_store_to_show() as store:
         cells = matrix.make_matrix(store.results.fetch(limit=_MOST))
     paths = matrix.write_matrix(cells, costs, out) if out is not None and cells else {}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import on_board, places
+from farm.artifacts import artifact_folder, on_board
 from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
 from farm.cli.sweep_report import Sweep
@@ -129,7 +129,7 @@ def run(
 ) -> output.Document:
     """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
     if out is not None:
-        places.require_room(out)
+        artifact_folder.require_room(out)
     if resume is not None:
         yield from _resume(resume, out)
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, given_model, import_check, on_board, places
+from farm.artifacts import artifact_folder, given_model, import_check, on_board
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
@@ -92,7 +92,7 @@ def tune(
         )
     folder = Path() if virtual and compile_to is None else compile_to
     if folder is not None:
-        places.require_room(folder)
+        artifact_folder.require_room(folder)
     settings = farm_settings.load()
     screen = CampaignScreen()
     with options.open_store(settings) as store:
@@ -127,7 +127,7 @@ def tune(
             screen.close()
     typed = {"origin": model, "batch": batch, "shapes": shape or ()}
     used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
-    compiling = catalogue.ToCompile(typed, *used, catalogue.to_name(source.name, tuned.board["board_type"]))
+    compiling = artifact_folder.ToCompile(typed, *used, artifact_folder.to_name(source.name, tuned.board["board_type"]))
     document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
     error = campaign_tune.find_failure(tuned.trials, tuned.records)
     if not json:

@@ -30,8 +30,8 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.blame import pin_outcome
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
+from farm.measure.answers import AgentAddress
 from farm.measure.arrays import Arrays
-from farm.measure.asking import AgentAddress
 from farm.measure.blocking import start_loop
 from farm.measure.session import BoardSession
 from farm.values import Lease

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.given_model import refusing
-from farm.artifacts.runtime import images
+from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import reading
 from farm.errors import UsageError
 
@@ -54,18 +54,18 @@ def read_dataset(folder: Path, task: str, labels: Sequence[str], classes: int, l
         if task == DETECT:
             found = _read_coco(folder, labels, classes)
         elif task == ERROR:
-            found = [Example(each) for each in list_files(folder, (*images.SUFFIXES, _ARRAYS))]
+            found = [Example(each) for each in list_files(folder, (*tasks.SUFFIXES, _ARRAYS))]
         else:
             tables = list_files(folder, (".csv",))
             found = _read_csv(tables[0], labels, classes) if tables else _read_folders(folder, labels, classes)
         if not found:
-            pictures = len(list_files(folder, images.SUFFIXES))
+            pictures = len(list_files(folder, tasks.SUFFIXES))
             said = f"{pictures} images without labels" if pictures else "no data"
             raise UsageError(f"{folder} holds {said}", _HINTS[task])
         if 0 < limit < len(found):
             found = [found[index * len(found) // limit] for index in range(limit)]
         for path in (each.path for each in found if each.path.suffix.lower() != _ARRAYS):
-            images.read_image(path, 3)
+            tasks.read_image(path, 3)
     return found
 
 
@@ -91,7 +91,7 @@ def _read_folders(folder: Path, labels: Sequence[str], classes: int) -> list[Exa
     return [
         Example(path, order if is_ordered else _find_class(each.name, known, classes, each))
         for order, each in enumerate(folders)
-        for path in list_files(each, images.SUFFIXES)
+        for path in list_files(each, tasks.SUFFIXES)
     ]
 
 

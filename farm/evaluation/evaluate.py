@@ -13,14 +13,12 @@ import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
 from farm.artifacts.artifact_folder import Artifact
-from farm.artifacts.checking import open_reference, take_inputs
+from farm.artifacts.checking import open_reference, read_energy, read_input, read_labels, take_inputs
 from farm.artifacts.given_model import refusing
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.running import read_energy, read_input, read_labels
-from farm.artifacts.runtime import boxes, tasks
-from farm.artifacts.runtime.inputs import read_arrays
-from farm.artifacts.runtime.lengths import Fitted, fit
-from farm.artifacts.timing import Variant, describe_runs, ordered, time_in_turns
+from farm.artifacts.runtime import tasks
+from farm.artifacts.runtime.inputs import Fitted, fit, read_arrays
+from farm.artifacts.timing import Turns, Variant, describe_runs, ordered
 from farm.crew.visits import plan_window
 from farm.evaluation import datasets, scores
 from farm.evaluation.datasets import CLASSIFY, DETECT, Example
@@ -145,12 +143,12 @@ def evaluate(
         turns.append(Variant(name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, device))
     say(f"{about.name}: timing {', '.join(variants)} in turns")
     energy = plan_window(board.description, _WINDOW_S).to_energy()
-    timed = time_in_turns(board.run, turns, model_runs, limits, energy=energy)
+    timed = Turns(turns, model_runs, limits, energy=energy).run_all(board.run)
     scorer = score(variants, source, board, examples, task, say)
     rows = [{**scorer.describe(REFERENCE), "label": "ONNX Runtime", "latency_s": None}]
     for name, artifact in variants.items():
         summary = timed.summary(name)
-        assert summary is not None  # `time_in_turns` raises otherwise
+        assert summary is not None  # `run_all` raises otherwise
         energy_j, power_w = read_energy(timed.outcomes[name])
         figures = {"latency_s": dataclasses.asdict(summary), "energy_j": energy_j, "power_w": power_w}
         rows.append({**scorer.describe(name), **figures, "bytes": artifact.manifest.library.bytes})
@@ -218,7 +216,7 @@ def _score(
     if task == CLASSIFY:
         return scores.find_rank(outputs[0], example.truth)
     if task == DETECT:
-        found = boxes.find_boxes(dict(zip(names, outputs, strict=True)), about, scale, _LEAST_SCORE)
+        found = tasks.find_boxes(dict(zip(names, outputs, strict=True)), about, scale, _LEAST_SCORE)
         return [(each.index, each.left, each.top, each.right, each.bottom, each.score) for each in found]
     return scores.find_error(outputs, wanted)
 

@@ -33,7 +33,6 @@ _END, _END_SIGNATURE = struct.Struct("<4s4H2IH"), b"PK\x05\x06"
 _LONG, _IS_LONG, _LONG_ID = struct.Struct("<HHQQ"), 0xFFFFFFFF, 1
 _IS_UTF8 = 0x800
 
-
 Arguments = Sequence[tuple[Sequence[int], str]]
 
 

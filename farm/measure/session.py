@@ -44,9 +44,9 @@ from farm.errors import (
     PermanentError,
     UnavailableError,
 )
-from farm.measure import answers, asking
+from farm.measure import answers
+from farm.measure.answers import AgentAddress, ask_for_board, require_latest
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
-from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.values import Lease
 
 # Below this, asking for a program by name costs as much as sending it.
@@ -55,7 +55,6 @@ LEAST_BYTES = 256 << 10
 _MOST = 1024
 
 _log = logging.getLogger(__name__)
-
 
 # For the tracker to offer the board.
 REQUEST_TIMEOUT_S = 60.0
@@ -151,9 +150,9 @@ class BoardSession:
         a newer lease has claimed the board. A client without a lease is waited for, up to BoardBusyError. Raises
         LeaseOverError where a later lease exists already.
 
-        `doubted`: find out who is at fault if the board does not answer; see `asking`.
+        `doubted`: find out who is at fault if the board does not answer; see `ask_for_board`.
         """
-        claim = None if lease is None else asking.to_claim(lease)
+        claim = None if lease is None else answers.to_claim(lease)
         host, port, match_key = await ask_for_board(tracker, key, claim, request_timeout_s, doubted)
         connecting = _guarded(key, "connecting", CONNECT_TIMEOUT_S, Wire.connect(host, port, match_key))
         session = cls(key, await connecting)

@@ -2,16 +2,20 @@
 
 TVM's own in-memory database answers queries; the store is read when a workload is first seen and written on each
 result. Verified records are separate: see `farm record`.
+
+`read_files` reads MetaSchedule's two files, possibly malicious, as workloads and trials; `exchange` confines it.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import json
 import logging
 import os
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from farm.metaschedule.runner import recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.processes.machine import name_user, process_identity
 from farm.search import traces, workloads
-from farm.search.target import host_target, make_target
+from farm.search.tvm_env import host_target, make_target
 from farm.store import Store
 from farm.store.trial_rows import KnownCandidate
 from farm.values import DEFAULT_POINT, Trial, Workload
@@ -94,7 +98,7 @@ class FarmDatabase(ms.database.PyDatabase):
     def has_workload(self, mod: Any) -> bool:
         """Say whether the store or this script has records of a workload."""
         bare = _without_notes(mod)
-        if not self._memory.has_workload(bare) and self._find_known(mod):
+        if not self._memory.has_workload(bare) and any(self._fetch_known(key) for key, _ in self._plan_keys(mod)):
             self.commit_workload(mod)
         return bool(self._memory.has_workload(bare))
 
@@ -186,9 +190,6 @@ class FarmDatabase(ms.database.PyDatabase):
             for form in forms
             for config in self._targets
         ]
-
-    def _find_known(self, mod: Any) -> bool:
-        return any(self._fetch_known(key) for key, _ in self._plan_keys(mod))
 
     def _fetch_known(self, key: str) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())
@@ -289,3 +290,61 @@ def _how_we_end() -> str:
     if error is None:
         return "finished"
     return "interrupted" if issubclass(error, KeyboardInterrupt) else "failed"
+
+
+_WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
+# MetaSchedule writes a module's length before its text, and its reader trusts it.
+_LENGTH_BYTES = 8
+
+
+def read_files(payload: bytes) -> bytes:
+    """Return workloads as rows and trials without a campaign, as JSON; works in the current folder.
+
+    Traces keep the decisions only, as the farm's own do. Loads TVM's compiler. Raises UsageError.
+    """
+    given = json.loads(payload)
+    lines = given["workloads"].splitlines(), given["tuning_records"].splitlines()
+    for number, line in enumerate(lines[0], 1):
+        _require(_WORKLOADS, number, line, _check_workload)
+    for number, line in enumerate(lines[1], 1):
+        _require(_TUNING_RECORDS, number, line, traces.require_objects)
+    _WORKLOADS.write_text(given["workloads"])
+    _TUNING_RECORDS.write_text(given["tuning_records"])
+    workloads, trials = _read(given["pipeline"])
+    return json.dumps({"workloads": [each.to_row() for each in workloads], "trials": trials}, allow_nan=False).encode()
+
+
+def _require(path: Path, number: int, line: str, check: Callable[[Any], None]) -> None:
+    try:
+        check(json.loads(line))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} line {number}: {str(error)[:200]}") from error
+
+
+def _check_workload(entry: Any) -> None:
+    data = base64.b64decode(entry[1], validate=True)
+    if int.from_bytes(data[:_LENGTH_BYTES], "little") != len(data) - _LENGTH_BYTES:
+        raise ValueError("its module has another length than stated")
+    traces.require_graph(data[_LENGTH_BYTES:].decode())
+
+
+def _read(pipeline: str) -> tuple[list[Workload], list[dict[str, Any]]]:
+    found: dict[str, Workload] = {}
+    trials: dict[tuple[str, str], dict[str, Any]] = {}
+    known = ms.database.JSONDatabase(path_workload=str(_WORKLOADS), path_tuning_record=str(_TUNING_RECORDS))
+    for record in known.get_all_tuning_records():
+        samples = [float(each) for each in record.run_secs or ()]
+        if not samples or not all(0 < each < 1e9 for each in samples):
+            continue
+        module, config = record.workload.mod, to_plain_target(record.target)
+        key = workloads.workload_hash(module, config, pipeline)
+        if key not in found:
+            found[key] = describe(module, key, config, pipeline)
+        target = make_target(config)
+        text = traces.dump(record.as_measure_candidate(), record.workload, target)
+        # Hash what the farm restores from this text, where post-processors run again.
+        candidate = workloads.hash_structure(traces.restore(text, record.workload, target).sch.mod)
+        best = trials.get((key, candidate))
+        if best is None or statistics.median(samples) < statistics.median(best["samples"]):
+            trials[key, candidate] = {"workload": key, "candidate": candidate, "samples": samples, "trace_json": text}
+    return list(found.values()), list(trials.values())

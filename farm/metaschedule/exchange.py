@@ -19,12 +19,11 @@ from typing import Any
 import tvm
 
 from device_agent.protocol import Outcome, ProtocolError, Status
-from farm.artifacts.places import new_file, new_folder
+from farm.artifacts.artifact_folder import new_file, new_folder
 from farm.errors import InternalError, UsageError
 from farm.measure.answers import require_possible
 from farm.processes import confined
-from farm.search import proof, traces
-from farm.search import target as search_target
+from farm.search import traces, tvm_env
 from farm.search.tvm_env import ms
 from farm.store import expressions
 from farm.store.imports import RecordBundle
@@ -295,7 +294,7 @@ def read_database(
         with blamed(folder / name):
             given[key] = _read_text(folder / name)
     what = f"{folder} holds no records that can be read"
-    answer = confined.call(f"{__package__}.exchange_child:read", json.dumps(given).encode(), what, _LIMITS)
+    answer = confined.call(f"{__package__}.database:read_files", json.dumps(given).encode(), what, _LIMITS)
     with blamed(folder / TUNING_RECORDS):
         document = json.loads(answer)
         workloads = [Workload.from_row(each) for each in document["workloads"]]
@@ -323,13 +322,13 @@ def require_sound(bundle: RecordBundle, source: str, *, is_ours: bool = True) ->
     measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
     for each in measured:
         try:
-            proof.require_objects(json.loads(each.trace_json))
+            traces.require_objects(json.loads(each.trace_json))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
             ) from error
     candidates = () if is_ours else ((each.workload, each.candidate, each.trace_json) for each in measured)
-    if wrong := proof.find_mismatched(bundle.workloads, candidates):
+    if wrong := traces.find_mismatched(bundle.workloads, candidates):
         names = {each.hash: each.name for each in bundle.workloads}
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""
@@ -354,7 +353,7 @@ def _write_database(bundle: RecordBundle, folder: Path) -> int:
         workload = about[record.workload]
         entry, target = (
             database.commit_workload(tvm.ir.load_json(workload.module_json)),
-            search_target.make_target(workload.target),
+            tvm_env.make_target(workload.target),
         )
         item = traces.restore(record.trace_json, entry, target)
         database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))

@@ -31,7 +31,7 @@ from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script
 from farm.processes.machine import name_user
-from farm.search.target import host_target, make_target
+from farm.search.tvm_env import host_target, make_target
 from farm.store import Store
 from farm.store.standing import require_kept
 from farm.types.documents import BoardInfo

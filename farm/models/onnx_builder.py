@@ -1,4 +1,4 @@
-"""Write ONNX graphs layer by layer with seeded random weights; `networks.py` composes the layers."""
+"""Write ONNX graphs layer by layer with seeded random weights; `zoo.py` composes the layers."""
 
 from __future__ import annotations
 

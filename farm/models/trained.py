@@ -23,7 +23,7 @@ import onnxruntime
 from farm import folders, wheels
 from farm import settings as farm_settings
 from farm.errors import PermanentError, UsageError
-from farm.models import networks
+from farm.models import zoo
 from farm.models.onnx_builder import GraphBuilder
 
 _MOST_NAMES = 1 << 16
@@ -119,7 +119,7 @@ def _build_lite0(members: Sequence[bytes]) -> bytes:
     """EfficientNet-Lite0 with PyTorch's weights, whose order is the network's, and names of ImageNet's classes."""
     weights, names = read_state(members[0]), json.loads(members[1])
     builder = _TrainedBuilder(iter([each for name, each in weights.items() if each.ndim]))
-    end = networks.efficientnet_lite0(builder, builder.input("images", (1, 3, 224, 224)))
+    end = zoo.efficientnet_lite0(builder, builder.input("images", (1, 3, 224, 224)))
     model = onnx.load_model_from_string(builder.finish("efficientnet_lite0", {"scores": (end, (1, 1000))}))
     onnx.helper.set_model_props(model, {_NAMES: repr(dict(enumerate(names))), _RANGE: _SIGNED})
     return bytes(model.SerializeToString(deterministic=True))

@@ -29,7 +29,7 @@ from farm.processes.jobs import JobProcess, take_compiled
 from farm.quickstart.document import make_document
 from farm.report import bench_page, campaign_charts, charts, drawing, quickstart_page
 from farm.report.sweep_page import write_sweep_report
-from farm.selection.fitting import Records
+from farm.selection.decision import Records
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export import document as sweep_document

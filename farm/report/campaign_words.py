@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts.artifact_folder import list_artifacts
 from farm.points.values import format_conditions
 from farm.report import campaign_rows
 from farm.report.campaign_rows import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.report.record_document import DECIDED
-from farm.search.families.words import name_option
+from farm.search.families.family import name_option
 from farm.units import format_bytes, format_latency, format_minute
 
 # By the kind of an event; the event's own message follows.

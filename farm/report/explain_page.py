@@ -10,7 +10,7 @@ from typing import Any
 from farm import units
 from farm.report import charts, drawing, pages
 from farm.report.charts import Chart, ChartAxis, Marks, Panel
-from farm.search.families.words import LIMITS
+from farm.search.families.family import LIMITS
 
 _MOST_LAYERS = 24
 _UNKNOWN = "unknown"

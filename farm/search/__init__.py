@@ -14,8 +14,8 @@ _FOR_SCRIPTS = {
     "FarmBuilder": "farm.metaschedule.builder",
     "FarmRunner": "farm.metaschedule.runner",
     "FarmDatabase": "farm.metaschedule.database",
-    "farm_pipeline": "farm.metaschedule.models",
-    "import_model": "farm.metaschedule.models",
+    "farm_pipeline": "farm.metaschedule.tvm_objects",
+    "import_model": "farm.metaschedule.tvm_objects",
 }
 # Stable names, see docs/commands.md.
 __all__ = ["FarmBuilder", "FarmDatabase", "FarmRunner", "farm_pipeline", "import_model"]

@@ -9,8 +9,7 @@ from typing import Any
 from device_agent.protocol import CPU, GPU, REACHED, WARP, Processor, find_processor
 from farm.errors import UsageError
 from farm.gpu import code
-from farm.gpu.code import THREADS_PER_BLOCK, GpuPlan, plan_gpu
-from farm.gpu.ptx import PtxLimits
+from farm.gpu.code import THREADS_PER_BLOCK, GpuPlan, PtxLimits, plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core

@@ -3,25 +3,37 @@
 The text is a MetaSchedule tuning record with the decisions alone. MetaSchedule's post-processors (parallel loops,
 packed weights) are left out and applied again on restoring: their layout maps do not survive JSON. Blocks have
 canonical names (`farm.search.workloads`), independent of the function's own names.
+
+An untuned function gets the best predicted plan that TVM accepts (`find_default`). Imported workloads and candidates
+are checked to be the functions that their hashes name (`find_mismatched`), in a confined process: malicious
+input can crash TVM.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import json
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from farm.errors import InternalError
-from farm.search import tvm_env, workloads
-from farm.search.families import expressions, facts
+from farm.errors import InternalError, UsageError
+from farm.processes import confined
+from farm.search import gpus, tvm_env, workloads
+from farm.search.families import expressions, facts, rule
+from farm.search.families.family import Plan
 from farm.search.graph import dots
-from farm.search.tvm_env import ms
+from farm.search.graph.pipelines import is_canonical
+from farm.search.tvm_env import make_target, ms
 from farm.search.tvm_errors import find_reason
+from farm.values import Workload
 
 _Instructions = list[list[Any]]
 
@@ -159,3 +171,199 @@ def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _I
         else [kind, inputs, attributes, outputs]
         for kind, inputs, attributes, outputs in instructions
     ]
+
+
+_log = logging.getLogger(__name__)
+
+# TVM refuses plans whose shapes it cannot prove; one of the first few is usually accepted, or none is.
+_MOST_TRIED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """The predicted schedule as MetaSchedule's measure candidate, with its family, plan and predicted time of a call.
+
+    `refused` lists matching families none of whose plans TVM accepted.
+    """
+
+    candidate: Any
+    family: str
+    plan: Plan
+    seconds: float
+    refused: tuple[str, ...] = ()
+
+
+def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
+    """Find the default schedule of the workload `entry` (MetaSchedule's); None where no family matches."""
+    context = make_context(entry.mod, target)
+    refused: list[str] = []
+    for outlook in rule.list_outlooks(entry.mod, gpus.unit_of(workload.target)):
+        for prediction, plan in outlook.plans()[:_MOST_TRIED]:
+            schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
+            try:
+                outlook.apply(schedule, plan)
+                finish(schedule, context)
+            except (RuntimeError, ValueError, TypeError) as error:
+                _log.debug("%s: %s refuses %s: %s", workload.name, outlook.family.name, dict(plan), error)
+                continue
+            arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+            candidate = ms.search_strategy.MeasureCandidate(schedule, arguments)
+            return Default(candidate, outlook.family.name, plan, prediction.seconds, tuple(refused))
+        refused.append(outlook.family.name)
+    return None
+
+
+def predict_seconds(workload: Workload) -> float | None:
+    """Return the predicted time of one untuned call (s); None where no family matches.
+
+    Schedules nothing: it is the best plan's time, even if TVM refuses that plan (`find_default`).
+    """
+    if not is_canonical(workload.pipeline):
+        return None
+    outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
+    return None if outlook is None else outlook.plans()[0][0].seconds
+
+
+def describe_default(workload: Workload) -> str:
+    """Describe which family serves an untuned workload, and which ones TVM refused."""
+    if not is_canonical(workload.pipeline):
+        return "none"
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+    found = find_default(workload, entry, make_target(workload.target))
+    if found is None:
+        return "none"
+    return found.family + (f" ({', '.join(found.refused)} refused)" if found.refused else "")
+
+
+# Rows per process: small enough to report progress and to find a row that crashes TVM.
+_BATCH = 200
+_LIMITS = confined.ConfinedLimits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
+# The deepest function of the zoo has 49 levels; TVM reads them recursively on a stack of 8 MB.
+_MOST_DEPTH = 2000
+# MetaSchedule nests nothing deeper.
+_MOST_NESTED = 100
+_LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
+# Fields that hold a number; all others hold the index of a node.
+_NUMBERS = frozenset({"data_alignment", "offset_factor"})
+
+
+def find_mismatched(stored: Sequence[Workload], candidates: Iterable[tuple[str, str, str]] = ()) -> dict[str, str]:
+    """Return the faults of workloads by hash. A candidate is its workload's hash, its own, and its trace.
+
+    A valid workload's module loads, has its hash for its target and pipeline, and takes its arguments. The trace of a
+    valid candidate makes the function that its hash names. Raises UnavailableError where this machine cannot confine a
+    process.
+    """
+    traced = collections.defaultdict(list)
+    for workload, *candidate in sorted(set(candidates)):
+        traced[workload].append(candidate)
+    found: dict[str, str] = {}
+    for start in range(0, len(stored), _BATCH):
+        found |= dict(_judge_apart(stored[start : start + _BATCH], traced))
+    return found
+
+
+def _judge_apart(stored: Sequence[Workload], traced: Mapping[str, list[list[str]]]) -> Iterator[tuple[str, str]]:
+    payload = json.dumps([[each.to_row(), traced.get(each.hash, [])] for each in stored]).encode()
+    try:
+        answer = confined.call(f"{__name__}:judge", payload, "its module cannot be read", _LIMITS)
+        problems = [str(each) for each in json.loads(answer)]
+    except (UsageError, ValueError) as error:
+        if len(stored) == 1:
+            message = error.message if isinstance(error, UsageError) else "its module cannot be read"
+            yield stored[0].hash, message
+        else:
+            middle = len(stored) // 2
+            yield from _judge_apart(stored[:middle], traced)
+            yield from _judge_apart(stored[middle:], traced)
+        return
+    yield from ((each.hash, problem) for each, problem in zip(stored, problems, strict=True) if problem)
+
+
+def judge(payload: bytes) -> bytes:
+    """Return each row's fault as JSON, "" for none. Runs in the confined process and loads TVM's compiler."""
+    return json.dumps([_judge_one(Workload.from_row(row), known) for row, known in json.loads(payload)]).encode()
+
+
+def _judge_one(workload: Workload, candidates: Sequence[tuple[str, str]]) -> str:
+    tvm_env.load()
+    try:
+        require_graph(workload.module_json)
+        module = tvm.ir.load_json(workload.module_json)
+        own = workloads.workload_hash(module, workload.target, workload.pipeline)
+        arguments = workloads.list_arguments(module)
+    except Exception as error:  # noqa: BLE001 - malformed JSON makes TVM raise errors of any type
+        return f"its module cannot be read: {' '.join(str(error).split())[:200]}"
+    if own != workload.hash:
+        return f"its module is another function, whose hash is {own}"
+    if arguments != workload.arguments:
+        return "its arguments are not those of its module"
+    entry = ms.database.MemoryDatabase().commit_workload(module) if candidates else None
+    for candidate, trace_json in candidates:
+        try:
+            made = restore(trace_json, entry, tvm_env.make_target(workload.target))
+        except Exception as error:  # noqa: BLE001 - as above
+            return f"the trace of its candidate {candidate} cannot be read: {' '.join(str(error).split())[:200]}"
+        if (own := workloads.hash_structure(made.sch.mod)) != candidate:
+            return f"the trace of its candidate {candidate} makes another function, whose hash is {own}"
+    return ""
+
+
+def require_graph(text: str) -> None:
+    """Raise ValueError for JSON that is no TVM object, or whose nodes are cyclic, dangling or nested too deep.
+
+    TVM writes a node after its parts, so that every reference points back.
+    """
+    graph = json.loads(text)
+    # TVM had other keys until 0.20, and types of `tir` until 0.24.
+    if re.search(r'"type_key": ?"|"type": ?"tir\.', text):
+        version = re.search(r'"tvm_version": ?"([\w.]{1,20})', text)
+        raise ValueError(f"TVM {version[1] if version else 'of old'} wrote it, which this TVM cannot read: tune again")
+    nodes, root = (graph.get("nodes"), graph.get("root_index")) if isinstance(graph, dict) else (None, None)
+    fine = isinstance(nodes, list) and isinstance(root, int) and 0 <= root < len(nodes)
+    if not isinstance(nodes, list) or not fine:
+        raise ValueError("it is no TVM object")
+    depths: list[int] = []
+    for number, node in enumerate(nodes):
+        typed = isinstance(node, dict) and isinstance(node.get("type"), str)
+        if not typed:
+            raise ValueError(f"its node {number} has no type")
+        depth = 0
+        for reference in _list_references(node):
+            if not 0 <= reference < number:
+                raise ValueError(f"its node {number} contains node {reference}, which does not come before it")
+            depth = max(depth, depths[reference] + 1)
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"its node {number} is more than {_MOST_DEPTH:,} levels deep")
+        depths.append(depth)
+
+
+def require_objects(value: Any) -> None:
+    """Raise ValueError where a string within plain JSON, such as an index map in a trace, is no valid TVM object."""
+    for text in _list_texts(value, 0):
+        if text.lstrip().startswith("{"):
+            require_graph(text)
+
+
+def _list_texts(value: Any, depth: int) -> Iterator[str]:
+    if depth > _MOST_NESTED:
+        raise ValueError("it is nested too deep")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _list_texts(each, depth + 1)
+
+
+def _list_references(node: Mapping[str, Any]) -> Iterator[int]:
+    data = node.get("data")
+    if node["type"] in _LEAVES:
+        return
+    values = data if isinstance(data, list) else ()
+    if isinstance(data, dict):
+        values = [value for name, value in data.items() if name not in _NUMBERS]
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield value

@@ -1,4 +1,4 @@
-"""TVM's tuning parts without the minute that importing all of its tensor intrinsics takes.
+"""TVM's tuning parts without the minute that importing all of its tensor intrinsics takes, and TVM's targets.
 
 Importing this module imports TVM's compiler and MetaSchedule (`ms`). Call `load` or `load_for` before drawing schedules
 or replaying traces: MetaSchedule's rules look intrinsics up by name.
@@ -13,11 +13,18 @@ import importlib
 import inspect
 import logging
 import os
+import platform
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from tvm.backend import loader as backends
+from tvm.target import Target, codegen
+
+from farm.errors import UsageError
+from farm.inventory.core_types import find_core_type
 
 # Families of tensor intrinsics for CPU targets: x86 for hosts, arm_cpu for Jetsons. They import in 0.1 and 0.3 s; the
 # package's __init__ would also import cuda, rocm and hexagon.
@@ -129,3 +136,35 @@ with _imported_quickly():
 ms = tvm.s_tir.meta_schedule
 for _logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
     logging.getLogger(_logger).setLevel(logging.ERROR)
+
+
+def host_target(cores: int) -> dict[str, Any]:
+    """Return the target of this machine with `cores` cores: triple and CPU as LLVM detects them."""
+    machine = platform.machine()
+    return {
+        "kind": "llvm",
+        # LLVM's triple names the vendor of the wheel's build machine; the generic one has the same ABI.
+        "mtriple": f"{machine}-linux-gnu",
+        "mcpu": str(codegen.llvm_get_system_cpu()),
+        "num-cores": cores,
+    }
+
+
+def make_target(config: Mapping[str, Any]) -> Any:
+    """Make a `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
+    if config.get("kind") == "cuda":
+        backends.load("cuda")
+    try:
+        return Target(dict(config))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"TVM refuses the target {dict(config)}: {error}") from error
+
+
+def make_code_target(config: Mapping[str, Any]) -> Any:
+    """Make the target for code generation: the same, except for a CPU that is better `compiled_as` another.
+
+    Schedules, records and files name the original CPU. Raises UsageError where TVM refuses it.
+    """
+    mcpu, machine = str(config.get("mcpu", "")), str(config.get("mtriple", "")).partition("-")[0]
+    core = find_core_type(mcpu, machine) if mcpu else None
+    return make_target({**config, "mcpu": core.compiled_as[mcpu]} if core and mcpu in core.compiled_as else config)

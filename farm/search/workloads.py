@@ -14,11 +14,10 @@ import tvm
 import tvm_ffi
 from tvm.s_tir.analysis import estimate_tir_flops
 
-from farm.search import target as search_target
+from farm.search import tvm_env
 from farm.search.families import facts
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, importer, in_place_concat, pipelines, recurrent
-from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 from farm.values import COMPUTED_PREFIX, Workload
 
@@ -166,10 +165,10 @@ def prepare_model(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], target_config: Mapping[str, Any], pipeline_name: str
 ) -> Prepared:
     """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
-    compile_target = search_target.make_target(target_config)
+    compile_target = tvm_env.make_target(target_config)
     with compile_target:
         module = importer.import_onnx(model, shapes)
-    module, used = graph_pipeline.prepare(module, compile_target, pipelines.require_pipeline(pipeline_name))
+    module, used = pipelines.prepare(module, compile_target, pipelines.require_pipeline(pipeline_name))
     return Prepared(module, compile_target, used, extract(module, compile_target, target_config, used.name))
 
 

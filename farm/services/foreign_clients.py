@@ -14,7 +14,7 @@ import anyio
 
 from device_agent.protocol import ClaimReport, LeaseClaim
 from farm.errors import FarmError, LeaseOverError
-from farm.measure import asking
+from farm.measure import answers
 from farm.store import Store
 from farm.types.documents import BoardInfo
 from farm.values import Health, Lease
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def _ask_agent(address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
-    return anyio.run(asking.send_fence, address, claim, _ASK_TIMEOUT_S)
+    return anyio.run(answers.send_fence, address, claim, _ASK_TIMEOUT_S)
 
 
 class ForeignClients:
@@ -80,7 +80,7 @@ class ForeignClients:
         self._leases[name] = (lease, now_s)
         try:
             # As from any holder: this ends a session of an earlier lease of ours, which is over.
-            holder = self._ask(address, asking.to_claim(lease)).holder
+            holder = self._ask(address, answers.to_claim(lease)).holder
         except FarmError as error:
             _log.info("the holder of %s is unknown: %s", name, error)
             holder = ""

@@ -28,9 +28,8 @@ from sqlalchemy.util.concurrency import in_greenlet
 from device_agent.protocol import Status
 from farm.campaign.engine import engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
 from farm.crew import held_board, leased_board, site
-from farm.search.codegen.build_cache import compiler_versions
-from farm.search.codegen.build_pool import BuildResult
-from farm.search.tuners.tasks import Candidate
+from farm.search.codegen.build_pool import BuildResult, compiler_versions
+from farm.search.tuners.decisions import Candidate
 from farm.store import database, leases, sqlite
 from farm.testing import world
 from farm.testing.world import EPOCH_S, HOST, PlayedHost, World

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
-from farm.artifacts import catalogue
+from farm.artifacts import artifact_folder
 from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.crew.calibration import to_document as to_board_document
@@ -208,8 +208,8 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
 @router.get("/artifacts", responses=_answer(documents.ArtifactPage))
 def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
     """List artifacts of this machine, the newest first, filtered as by `farm model artifacts --json`."""
-    found = wanted.choose(catalogue.list_made_here(_view(request).settings.home_path))
-    items = [catalogue.to_document(each) for each in found[offset : offset + limit]]
+    found = wanted.choose(artifact_folder.list_made_here(_view(request).settings.home_path))
+    items = [artifact_folder.to_document(each) for each in found[offset : offset + limit]]
     return _page(request, items, len(found), limit, offset)
 
 

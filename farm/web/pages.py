@@ -17,7 +17,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 
 from device_agent.protocol import format_mhz
 from farm import errors, units
-from farm.artifacts import catalogue
+from farm.artifacts import artifact_folder
 from farm.campaign import artifacts
 from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
@@ -331,11 +331,13 @@ def list_artifacts(request: Request, chosen: WantedArtifacts, page: PageNumber =
         packages |= {each["folder"]: (campaign.name, index) for index, each in enumerate(made) if each["package"]}
         names = {each["name"] for each in made}
         wanted = [
-            each for each in catalogue.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
+            each
+            for each in artifact_folder.list_artifacts(campaign_document.summarise(campaign))
+            if each.name not in names
         ]
         pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
-    made_here = chosen.choose(catalogue.list_made_here(view.settings.home_path))
-    rows = [(catalogue.to_document(each), packages.get(str(each.folder))) for each in made_here]
+    made_here = chosen.choose(artifact_folder.list_made_here(view.settings.home_path))
+    rows = [(artifact_folder.to_document(each), packages.get(str(each.folder))) for each in made_here]
     return show(
         request,
         "artifacts.html",

@@ -18,7 +18,7 @@ import markupsafe
 from fastapi import Depends, Query
 
 from farm import foreign, units
-from farm.artifacts.catalogue import ArtifactFilters
+from farm.artifacts.artifact_folder import ArtifactFilters
 from farm.points.values import Goal
 from farm.report import campaign_rows
 from farm.report.record_document import Filters

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.artifacts.catalogue import note_artifact
+from farm.artifacts.artifact_folder import note_artifact
 from farm.crew.health import Kind, Observation, decide_by
 from farm.store import Store
 from tests.acceptance.browser import Browser, open_browser

@@ -36,8 +36,8 @@ from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.provision import bundle_build, interpreters, wheels
 from farm.provision.layout import read_resource
-from farm.search import gpus, target, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search import gpus, tvm_env
+from farm.search.codegen import lowering
 from farm.virtual import gpu_time
 from tests.gpu import check
 from tests.integration import test_gpu_families as families
@@ -99,7 +99,7 @@ def make_fault(statements: str, workspace: int, *, simulated: bool) -> bytes:
 
     # No schedule makes a faulty kernel, so its CUDA source or its code is changed on the way.
     with mock.patch.object(lowering, "make_code", make):
-        return builder.build_candidate(tvm.ir.save_json(schedule.mod), make_config(simulated=simulated))
+        return lowering.build_candidate(tvm.ir.save_json(schedule.mod), make_config(simulated=simulated))
 
 
 def shrink(data: bytes) -> onnx.ModelProto:
@@ -166,12 +166,12 @@ class Bundle:
         item = {"name": f"{families.CASES[name][0]}: {name}", "engine": Engine.KERNEL, "arguments": arguments}
         item |= {"tolerance": TOLERANCES[find_precision(name)]}
         tensors = [tvm.runtime.tensor(array, tvm.runtime.cpu()) for array in check.draw(item).values()]
-        tvm.compile(module, target=target.make_target(target.host_target(1)))["main"](*tensors)
+        tvm.compile(module, target=tvm_env.make_target(tvm_env.host_target(1)))["main"](*tensors)
         both = tvm.IRModule({key: each.with_attr("global_symbol", key) for key, each in scheduled.items()})
 
         def make(*, simulated: bool) -> bytes:
             config = make_config(simulated=simulated)
-            return builder.build_candidate(tvm.ir.save_json(both), config, standalone=True)
+            return lowering.build_candidate(tvm.ir.save_json(both), config, standalone=True)
 
         self.add(item, tuple(scheduled), make, [tensors[-1].numpy()])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farm.search.tuners.campaign_search import CampaignSearch
-from farm.search.tuners.tasks import Candidate, SearchTask, derive_traits
+from farm.search.tuners.decisions import Candidate, SearchTask, derive_traits
 from farm.values import Workload
 
 

@@ -12,7 +12,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.models import inputs as model_inputs
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 
 RNG = np.random.default_rng(11)
 

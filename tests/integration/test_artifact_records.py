@@ -9,9 +9,9 @@ from farm.artifacts import make
 from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
-from farm.search import default_schedule, traces, tvm_env
+from farm.search import traces, tvm_env
 from farm.search.workloads import prepare_model
-from farm.selection.fitting import RecordFit
+from farm.selection.decision import RecordFit
 from farm.values import Record
 
 tvm = tvm_env.load()
@@ -29,7 +29,7 @@ def make_record(board_type: str, point: str) -> Record:
     prepared = prepare_model(opened.source.load(), shapes, kind.target.to_tvm(), kind.pipeline)
     workload = prepared.workloads[0]
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
-    found = default_schedule.find_default(workload, entry, prepared.target)
+    found = traces.find_default(workload, entry, prepared.target)
     assert found is not None
     return Record(
         workload=workload.hash,
@@ -49,12 +49,12 @@ def make_record(board_type: str, point: str) -> Record:
 
 def compile_for(board_type: str, records: list[Record]) -> Compiled:
     order = make.CompileOrder(open_model("tiny-cnn"), require_board_type(board_type))
-    shapes = {spec.name: spec.static_shape for spec in order.inputs}
+    shapes = {spec.name: spec.static_shape for spec in order.opened.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
     kind = order.board_type
     candidates = make.Candidates(tuple(records), tuple(make.list_relatives(kind, False)))
     book = make.make_book(kind, order.operating_point, candidates)
-    return compile_model(order.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
+    return compile_model(order.opened.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
 
 
 def test_a_record_of_the_same_cores_serves_another_board_type() -> None:

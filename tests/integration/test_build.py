@@ -21,8 +21,8 @@ from device_agent.protocol import Status
 from farm.campaign.engine.ray_compilers import RayCompiler
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
-from farm.search import target, tvm_env
-from farm.search.codegen import builder
+from farm.search import tvm_env
+from farm.search.codegen import lowering
 from farm.search.codegen.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
@@ -50,7 +50,7 @@ def matmul_json() -> str:
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
-    return target.host_target(2)
+    return tvm_env.host_target(2)
 
 
 # One build
@@ -61,17 +61,17 @@ def test_code_may_be_made_as_for_another_core_with_the_same_instructions() -> No
     for kind in load_core_types():
         assert all(find_core_type(name, kind.machine) is kind for pair in kind.compiled_as.items() for name in pair)
     config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3", "num-cores": 2}
-    assert target.make_target(config).attrs["mcpu"] == "znver3"
-    assert target.make_code_target(config).attrs["mcpu"] == "znver2"
+    assert tvm_env.make_target(config).attrs["mcpu"] == "znver3"
+    assert tvm_env.make_code_target(config).attrs["mcpu"] == "znver2"
     for mcpu in ("znver4", "haswell"):
-        assert target.make_code_target(config | {"mcpu": mcpu}).attrs["mcpu"] == mcpu
+        assert tvm_env.make_code_target(config | {"mcpu": mcpu}).attrs["mcpu"] == mcpu
 
 
 @pytest.mark.core
 def test_a_built_library_computes(matmul_json: str, host: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """The library's `main` gives NumPy's product."""
     path = tmp_path / "matmul.so"
-    path.write_bytes(builder.build_candidate(matmul_json, host, standalone=True))
+    path.write_bytes(lowering.build_candidate(matmul_json, host, standalone=True))
     function = tvm.runtime.load_module(str(path))["main"]
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((SIZE, SIZE)).astype("float32") for _ in range(2))
@@ -84,10 +84,10 @@ def test_libraries_are_the_same_and_plain(matmul_json: str, host: dict[str, Any]
     """Libraries are content-addressed, so building twice must not give two. A candidate is a plain shared library that
     exports its entry.
     """
-    first, second = (builder.build_candidate(matmul_json, host) for _ in range(2))
-    assert builder.content_address(first) == builder.content_address(second)
+    first, second = (lowering.build_candidate(matmul_json, host) for _ in range(2))
+    assert lowering.content_address(first) == lowering.content_address(second)
     path = tmp_path / "candidate.so"
-    path.write_bytes(builder.build_candidate(matmul_json, host))
+    path.write_bytes(lowering.build_candidate(matmul_json, host))
     assert hasattr(ctypes.CDLL(str(path)), "__tvm_ffi_main")
 
 
@@ -98,7 +98,7 @@ def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypat
         (tmp_path / name).mkdir()
     used = os.open(tmp_path / "farm-build-used", os.O_RDONLY)
     fcntl.flock(used, fcntl.LOCK_EX)
-    builder.remove_left()
+    lowering.remove_left()
     os.close(used)
     assert {path.name for path in tmp_path.iterdir()} == {"farm-build-used", "else"}
 
@@ -107,7 +107,7 @@ def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypat
 def test_a_library_for_an_arm_board(matmul_json: str) -> None:
     """A candidate for cortex-a57 is an aarch64 library on any machine."""
     config = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
-    library = builder.build_candidate(matmul_json, config)
+    library = lowering.build_candidate(matmul_json, config)
     assert library[:4] == b"\x7fELF"
     assert int.from_bytes(library[18:20], "little") == 183
 
@@ -116,7 +116,7 @@ def test_a_library_for_an_arm_board(matmul_json: str) -> None:
 def test_an_impossible_target_is_refused() -> None:
     """A target that TVM does not know is the caller's mistake."""
     with pytest.raises(UsageError, match="TVM refuses the target"):
-        target.make_target({"kind": "abacus"})
+        tvm_env.make_target({"kind": "abacus"})
 
 
 # The pool
@@ -165,7 +165,7 @@ def test_a_worker_is_replaced_after_its_count(
     job, result = finish(pool)
     assert (job, result.status, pool.free) == ("good", Status.OK, 1)
     assert result.library is not None
-    assert result.sha256 == builder.content_address(result.library)
+    assert result.sha256 == lowering.content_address(result.library)
     assert result.seconds > 0
     pool.submit("broken", matmul_json.replace("tirx.For", "tirx.Fro"), host)
     job, result = finish(pool)

@@ -19,7 +19,7 @@ from farm.campaign.engine import ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UsageError
-from farm.search import target
+from farm.search import tvm_env
 from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from tests.integration.small_builds import TIMEOUT_S, collect, make_module
@@ -27,7 +27,7 @@ from tests.integration.small_builds import TIMEOUT_S, collect, make_module
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
-    return target.host_target(1)
+    return tvm_env.host_target(1)
 
 
 def idle_pids(farm: BuildFarm) -> list[int]:

@@ -20,8 +20,8 @@ from farm.search.families import rule
 from farm.search.tuners import schedule_space, strategies
 from farm.search.tuners.campaign_search import CampaignSearch
 from farm.search.tuners.cost_model import Features, measure_vectors
+from farm.search.tuners.decisions import Candidate, ForeignTrial, SearchTask, derive_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.tasks import Candidate, ForeignTrial, SearchTask, derive_traits
 from farm.values import Workload
 
 tvm = tvm_env.load()

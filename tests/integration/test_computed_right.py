@@ -12,7 +12,7 @@ import onnxruntime
 
 from farm.artifacts.compile import compile_model
 from farm.search import tvm_env
-from farm.search.target import host_target
+from farm.search.tvm_env import host_target
 
 tvm = tvm_env.load_compiler()
 

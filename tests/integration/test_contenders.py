@@ -24,9 +24,9 @@ from farm.campaign.verify import final_rules
 from farm.campaign.verify.final_rules import list_layer_rounds
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
-from farm.search import target as targets
+from farm.search import tvm_env
 from farm.search.workloads import Prepared, prepare_model
-from farm.selection.fitting import Records
+from farm.selection.decision import Records
 from farm.sweep.run.programs import SweepRecipe
 from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
@@ -43,7 +43,7 @@ def prepared() -> Prepared:
 
 
 def config() -> dict[str, Any]:
-    return dict(targets.host_target(len(os.sched_getaffinity(0))))
+    return dict(tvm_env.host_target(len(os.sched_getaffinity(0))))
 
 
 def make_records(prepared: Prepared, taken: Mapping[int, int]) -> tuple[Record, ...]:

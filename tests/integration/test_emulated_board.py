@@ -32,7 +32,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
 from farm.search import tvm_env
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates
@@ -120,7 +120,7 @@ def kernel(emulated_root: str, nano: BoardType) -> bytes:
     schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
     schedule.parallel(schedule.get_loops("C")[0])
     schedule.vectorize(schedule.split(schedule.get_loops("C")[1], [None, 4])[1])
-    return builder.build_candidate(tvm.ir.save_json(schedule.mod), target(nano))
+    return lowering.build_candidate(tvm.ir.save_json(schedule.mod), target(nano))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, P
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.virtual.emulated.client import Emulation, Placed, ProgramError
 from farm.virtual.emulated.pipeline import load_core
@@ -81,9 +81,9 @@ def built(
     from farm.models.inputs import read_inputs, resolve_inputs
     from farm.models.source import resolve_model
     from farm.search import tvm_env
-    from farm.search.codegen import builder
-    from farm.search.default_schedule import find_default
-    from farm.search.target import host_target, make_target
+    from farm.search.codegen import lowering
+    from farm.search.traces import find_default
+    from farm.search.tvm_env import host_target, make_target
     from farm.search.workloads import prepare_model
 
     tvm = tvm_env.load()
@@ -99,8 +99,8 @@ def built(
         arguments = [(tuple(map(int, each[0])), str(each[1])) for each in map(_describe, workload.arguments)]
         plain = entry.mod.with_attr("target", None) if hasattr(entry.mod, "with_attr") else entry.mod
         found[workload.name] = (
-            builder.build_candidate(tvm.ir.save_json(schedule), target, standalone=True),
-            builder.build_candidate(tvm.ir.save_json(plain), host_target(1), standalone=True),
+            lowering.build_candidate(tvm.ir.save_json(schedule), target, standalone=True),
+            lowering.build_candidate(tvm.ir.save_json(plain), host_target(1), standalone=True),
             arguments,
         )
     return found
@@ -146,7 +146,7 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
     """Also with the extremes of bytes, in panels or not: the best predicted plan and some that are drawn."""
     from farm.inventory.board_types import require_board_type
     from farm.search import cores, tvm_env
-    from farm.search.codegen import builder
+    from farm.search.codegen import lowering
     from farm.search.families.rule import read_outlook
     from farm.search.graph import dots
     from tests.integration.test_emulated_families import list_products_of_bytes
@@ -162,7 +162,7 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
         for plan in (best, *draw.sample(others, min(len(others), 4))):
             schedule = tvm.s_tir.Schedule(module)
             outlook.apply(schedule, plan)
-            library = builder.build_candidate(tvm.ir.save_json(schedule.mod), target, standalone=True)
+            library = lowering.build_candidate(tvm.ir.save_json(schedule.mod), target, standalone=True)
             with emulator.open(library, 1 << 20, 1 << 20) as opened:
                 shapes = [*((each.shape, "int8") for each in arguments), (wanted.shape, "int32")]
                 tensors = [opened.place(shape, dtype) for shape, dtype in shapes]

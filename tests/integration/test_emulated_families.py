@@ -14,7 +14,7 @@ import numpy as np
 
 from farm import linker
 from farm.inventory.board_types import require_board_type
-from farm.search import cores, target, tvm_env
+from farm.search import cores, tvm_env
 from farm.search.families.rule import FAMILIES, read_outlook
 from farm.search.graph import canonical, dots, half_precision, winograd
 from tests.integration.test_schedule_families import build_canonical
@@ -193,7 +193,7 @@ def list_products_of_bytes(config: Any) -> list[tuple[str, Any, list[Array], Arr
     Weights lie in panels of so many channels, of a few tiles or a part of one, or all together.
     """
     values = np.random.default_rng(0)
-    instruction = dots.find_instruction(target.make_target(config))
+    instruction = dots.find_instruction(tvm_env.make_target(config))
     window = dots.DotWindow((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
     found = []
     for case, shape, weight, panel in (
@@ -282,7 +282,7 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
     tvm = tvm_env.load()
     board_type = require_board_type("jetson-orin-nano-8gb")
     orin = board_type.target.to_tvm()
-    assert dots.find_instruction(target.make_target(orin)) == dots.INSTRUCTIONS["aarch64"][0]
+    assert dots.find_instruction(tvm_env.make_target(orin)) == dots.INSTRUCTIONS["aarch64"][0]
     draw, values = random.Random(0), np.random.default_rng(0)
     functions, order, arrays, expected = {}, [], {}, {}
 
@@ -328,7 +328,7 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
 
 
 def build_function(shapes: tuple[Any, ...], build: Callable[..., Any], config: Any, dtype: str = "float32") -> Any:
-    return build_canonical(tuple((shape, dtype) for shape in shapes), build, target.make_target(config))
+    return build_canonical(tuple((shape, dtype) for shape in shapes), build, tvm_env.make_target(config))
 
 
 def run_there(
@@ -341,7 +341,7 @@ def run_there(
         linker.link_candidate(pathlib.Path(output), [pathlib.Path(o) for o in np.atleast_1d(objects)])
 
     library, steps, inputs, outputs = (folder / name for name in ("all.so", "order.json", "inputs.npz", "outputs.npz"))
-    tvm.compile(module, target=target.make_target(config)).export_library(str(library), fcompile=link)
+    tvm.compile(module, target=tvm_env.make_target(config)).export_library(str(library), fcompile=link)
     steps.write_text(json.dumps(order))
     np.savez(inputs, **arrays)
     python = str(pathlib.Path(root) / "usr/bin/board-python")

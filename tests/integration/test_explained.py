@@ -14,9 +14,9 @@ from farm.errors import UsageError
 from farm.gpu import code
 from farm.inventory.board_types import require_board_type
 from farm.report import explain_page
-from farm.search import default_schedule, gpus, traces, tvm_env
-from farm.search.codegen import printing
-from farm.search.families import words
+from farm.search import gpus, traces, tvm_env
+from farm.search.codegen import lowering
+from farm.search.families import family
 from farm.search.workloads import prepare_model
 from farm.store import Store
 
@@ -33,10 +33,10 @@ def print_workload(index: int, target: dict[str, Any], pipeline: str, *forms: st
     prepared = prepare_model(opened.source.load(), shapes, target, pipeline)
     workload = prepared.workloads[index]
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
-    found = default_schedule.find_default(workload, entry, prepared.target)
+    found = traces.find_default(workload, entry, prepared.target)
     assert found is not None
     trace = traces.dump(found.candidate, entry, prepared.target)
-    return [printing.print_code(workload.module_json, trace, target, form) for form in forms]
+    return [lowering.print_code(workload.module_json, trace, target, form) for form in forms]
 
 
 def test_a_cpu_record_has_tir_llvm_and_assembly() -> None:
@@ -50,7 +50,7 @@ def test_a_cpu_record_has_tir_llvm_and_assembly() -> None:
     assert sum("fmla" in line for line in hot) > len(hot) / 2
     assert hot[-1].split()[-1] == hot[1].strip("# :")  # the branch to its label
     with pytest.raises(UsageError, match="CPU code: it has no --ptx"):
-        printing.require_form("ptx", target)
+        lowering.require_form("ptx", target)
 
 
 def test_a_virtual_boards_gpu_record_has_the_real_gpus_code() -> None:
@@ -61,7 +61,7 @@ def test_a_virtual_boards_gpu_record_has_the_real_gpus_code() -> None:
     assert ".target sm_53" in ptx
     assert ".entry" in ptx
     with pytest.raises(UsageError, match="GPU code: it has no --asm"):
-        printing.require_form("asm", target)
+        lowering.require_form("asm", target)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -77,7 +77,7 @@ def test_layers_are_explained(tmp_path: Path, device: str) -> None:
     assert ruled
     for each in ruled:
         assert each["words"]
-        assert each["limit"] in words.LIMITS
+        assert each["limit"] in family.LIMITS
         assert each["estimated_s"] == pytest.approx(each["total_s"] / each["weight"])
         assert each["measured_s"] is None
         assert 0 <= each["compute_share"] < 3

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.search import cores, default_schedule, tvm_env, workloads
+from farm.search import cores, traces, tvm_env, workloads
 from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.dense import PAD_ALL, PAD_SKEWED
@@ -279,7 +279,7 @@ def test_what_a_family_cannot_do_is_left_to_others(act: str, monkeypatch: pytest
 
     def find() -> Any:
         entry = tvm_env.ms.database.MemoryDatabase().commit_workload(module)
-        return default_schedule.find_default(workload, entry, target)
+        return traces.find_default(workload, entry, target)
 
     monkeypatch.setattr(rule, "FAMILIES", (Unable(act),))
     assert find() is None

@@ -27,8 +27,8 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.leased_board import LeaseKeeper
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
-from farm.measure import asking
-from farm.measure.asking import AgentAddress
+from farm.measure import answers
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.search import tvm_env
 from farm.store import Store
@@ -176,19 +176,19 @@ def test_a_stock_client_is_waited_for(client: Tracker, tracker: Any, agent: Agen
 
 def test_a_fence_ends_the_session_of_an_earlier_lease_alone(client: Tracker, agent: Agent) -> None:
     """Of the same store and lower: evicted. Of another store, or the same lease again: left alone."""
-    address = anyio.run(asking.find_agent, client, agent.key)
+    address = anyio.run(answers.find_agent, client, agent.key)
     assert address == ("127.0.0.1", agent.port)
     with BlockingSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left")) as session:
         for claim in (LeaseClaim("another", 99, "x"), LeaseClaim("fenced", 5, "left")):
-            report = anyio.run(asking.send_fence, address, claim)
+            report = anyio.run(answers.send_fence, address, claim)
             assert report.status is ClaimStatus.OK
             assert report.holder == "left for tuning (lease 5)"
         session.unpin()
-        report = anyio.run(asking.send_fence, address, LeaseClaim("fenced", 6, "right"))
+        report = anyio.run(answers.send_fence, address, LeaseClaim("fenced", 6, "right"))
         assert (report.status, report.holder) == (ClaimStatus.EVICTED, "")
         with pytest.raises(BoardLostError):
             session.unpin()
-    report = anyio.run(asking.send_fence, address, LeaseClaim("fenced", 5, "left"))
+    report = anyio.run(answers.send_fence, address, LeaseClaim("fenced", 5, "left"))
     assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 6, "right")
     with pytest.raises(LeaseOverError, match="right has had the board since, under lease 6") as caught:
         BlockingSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left"))
@@ -199,13 +199,13 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
     """A site whose lease's number was given before is refused, leaves the board, and has it with the next lease."""
     before, path = tmp_path / "before.db", tmp_path / "farm.db"
     kind, _, name = agent.key.partition("/")
-    address = wait_until(lambda: anyio.run(asking.find_agent, client, agent.key), "the agent")
+    address = wait_until(lambda: anyio.run(answers.find_agent, client, agent.key), "the agent")
     with Store(path) as store:
         store.boards.save(Board(name, kind, simulated=False))
         copy_store(path, before)
         for _ in range(5):  # what is forgotten afterwards
             lease = store.leases.acquire(name, "left", "tuning")
-            anyio.run(asking.send_fence, address, asking.to_claim(lease))
+            anyio.run(answers.send_fence, address, answers.to_claim(lease))
             store.leases.release(lease)
     notes: list[str] = []
     with (
@@ -251,7 +251,7 @@ def test_an_agent_that_starts_again_remembers(
     for token, status in ((7, ClaimStatus.OK), (6, ClaimStatus.REFUSED)):
         agent = start_agent(*options)
         claim = LeaseClaim("kept", token, "ann")
-        assert anyio.run(asking.send_fence, ("127.0.0.1", agent.port), claim).status is status
+        assert anyio.run(answers.send_fence, ("127.0.0.1", agent.port), claim).status is status
         assert agent.stop() == 0
 
 
@@ -259,9 +259,9 @@ def test_what_knows_no_fences_is_named(tracker: Any, client: Tracker, tmp_path: 
     """TVM's own server refuses the greeting; a session with it fails as one of another protocol."""
     lease = Lease("fenced", "right", "tuning", "stock", 1, 60.0, 0.0, 0.0)
     with stock_board(tmp_path, "--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/fenced"):
-        address = wait_until(lambda: anyio.run(asking.find_agent, client, "stock/fenced"), "the stock server")
+        address = wait_until(lambda: anyio.run(answers.find_agent, client, "stock/fenced"), "the stock server")
         with pytest.raises(UnavailableError, match="knows no fences"):
-            anyio.run(asking.send_fence, address, asking.to_claim(lease))
+            anyio.run(answers.send_fence, address, answers.to_claim(lease))
         with pytest.raises(UnavailableError, match="stock/fenced does not speak our protocol"):
             BlockingSession(client, "stock/fenced", lease=lease)
 
@@ -288,7 +288,7 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         assert foreign.recv(1) == b""  # closed at once
         gone.close()
         for _ in range(3):
-            report = anyio.run(asking.send_fence, ("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
+            report = anyio.run(answers.send_fence, ("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
             assert report.holder.startswith("a client that is not the farm")
         third.setblocking(False)
         with pytest.raises(BlockingIOError):

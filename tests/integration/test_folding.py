@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import zoo
-from farm.search import target, tvm_env
-from farm.search.graph import folding, importer, obstacles, pipeline, pipelines
+from farm.search import tvm_env
+from farm.search.graph import folding, importer, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.exported_graphs import GRAPHS, Shapes, Writer, quantised, unrolled_loop, yolo_head
 from tests.integration.onnx_graphs import make_model, node, random
@@ -32,9 +32,9 @@ def test_an_exported_model_computes_what_onnx_runtime_computes(
 ) -> None:
     """Shapes, If and Loop that follow from the inputs' shapes are folded, and the result is that of the model given."""
     model, shapes = build()
-    host = target.make_target(target.host_target(1))
-    module, used = pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
-    executable = tvm.compile(pipeline.finish(module, host, None, used), target=host)
+    host = tvm_env.make_target(tvm_env.host_target(1))
+    module, used = pipelines.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
+    executable = tvm.compile(pipelines.finish(module, host, None, used), target=host)
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
@@ -112,7 +112,7 @@ def test_what_depends_on_values_is_refused_by_operator_and_node(case: str) -> No
         importer.import_onnx(model, {"x": (1, 4)})
     assert "Error:" not in raised.value.message
     assert raised.value.hint
-    assert (raised.value.hint == obstacles.HINT) == (operator == "SequenceAt")
+    assert (raised.value.hint == importer.HINT) == (operator == "SequenceAt")
 
 
 def test_what_asks_for_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.search import gpus, target, traces, tvm_env
-from farm.search.codegen import builder, lowering
+from farm.search import gpus, traces, tvm_env
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.graph import channel_padding
 from farm.virtual import gpu_time
@@ -144,12 +144,12 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
     """By case: what the unscheduled function gives, and a virtual Nano's GPU by the first plan and by a drawn one."""
     folder = tmp_path_factory.mktemp("families")
     tvm = tvm_env.load()
-    host = target.host_target(2)
+    host = tvm_env.host_target(2)
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
     kernels, results, inputs = {}, {}, {}
     for number, name in enumerate(CASES):
         module, scheduled = make_case(name, config)
-        library = tvm.compile(module, target=target.make_target(host))
+        library = tvm.compile(module, target=tvm_env.make_target(host))
         draw = np.random.default_rng(0)
         infos = ArgInfo.from_entry_func(module, remove_preproc=False)
         arrays = [draw.standard_normal([int(d) for d in info.shape]).astype(str(info.dtype)) for info in infos]
@@ -158,7 +158,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
         kernels |= {f"case{number}_{label}": function for label, function in scheduled.items()}
         inputs[name] = number
     module = tvm.IRModule({key: function.with_attr("global_symbol", key) for key, function in kernels.items()})
-    (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
+    (folder / "kernels.so").write_bytes(lowering.build_candidate(tvm.ir.save_json(module), config, standalone=True))
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
     # Races, and reads of what nothing wrote, end a launch.
@@ -173,7 +173,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
 def make_case(name: str, config: Any) -> tuple[Any, dict[str, Any]]:
     """A case's module before it is scheduled, and its function by the first plan and by a drawn one."""
     tvm, (family, shapes, build) = tvm_env.load(), CASES[name]
-    host = target.make_target(config["host"])
+    host = tvm_env.make_target(config["host"])
     module = tvm.IRModule({"main": channel_padding.join(build_canonical(shapes, build, host), gpus.gpu_of(config))})
     plans = {"first": 0, "drawn": None}
     return module, {label: _schedule(module, config, family, index, name) for label, index in plans.items()}
@@ -186,7 +186,7 @@ def _schedule(module: Any, config: Any, family: str, index: int | None, name: st
     assert outlook.family.name == family
     plans = [plan for _, plan in outlook.plans()]
     tried = plans if index is not None else random.Random(name).sample(plans, len(plans))
-    context = traces.make_context(module, target.make_target(config))
+    context = traces.make_context(module, tvm_env.make_target(config))
     for plan in tried[:8]:
         schedule, again = (tvm.s_tir.Schedule(module, error_render_level="none") for _ in range(2))
         try:
@@ -219,9 +219,9 @@ OFFERED: dict[str, tuple[tuple[Any, ...], Build]] = {
 
 def _prepare(shapes: tuple[Any, ...], build: Build) -> tuple[Any, Any]:
     """A function's module as the graph pipeline makes it for a Nano, and the target."""
-    host = target.host_target(2)
+    host = tvm_env.host_target(2)
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
-    function = build_canonical(shapes, build, target.make_target(host))
+    function = build_canonical(shapes, build, tvm_env.make_target(host))
     return tvm_env.load().IRModule({"main": channel_padding.join(function, gpus.gpu_of(config))}), config
 
 
@@ -230,7 +230,7 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     """None of the 20 plans that are predicted best is refused: what a block stages is what its tile reads."""
     tvm, (module, config) = tvm_env.load(), _prepare(*OFFERED[name])
     outlook = rule.read_outlook(module, gpus.unit_of(config))
-    context = traces.make_context(module, target.make_target(config))
+    context = traces.make_context(module, tvm_env.make_target(config))
     refused = []
     for _, plan in outlook.plans()[:20]:
         schedule = tvm.s_tir.Schedule(module, error_render_level="none")
@@ -252,9 +252,9 @@ def test_a_threads_sums_stay_in_registers(follows: bool) -> None:
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     plan = outlook.plans()[0][1]
     outlook.apply(schedule, plan)
-    traces.finish(schedule, traces.make_context(module, target.make_target(config)))
+    traces.finish(schedule, traces.make_context(module, tvm_env.make_target(config)))
     with lowering.making(config) as made:
-        tvm.tirx.build(schedule.mod, target.make_code_target(config), lowering.use_pipeline())
+        tvm.tirx.build(schedule.mod, tvm_env.make_code_target(config), lowering.use_pipeline())
     (usage,) = made[0].usages
     assert usage.registers > plan["columns"] * plan["channels"]
     assert usage.spilled_bytes == 0

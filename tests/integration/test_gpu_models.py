@@ -25,10 +25,10 @@ from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models.zoo import ZOO
-from farm.search import gpus, target, tvm_env
+from farm.search import gpus, tvm_env
 from farm.search.codegen import lowering
 from farm.virtual import gpu_time
 from tests.integration.conftest import Agent, wait_until
@@ -62,7 +62,7 @@ def board(folder: pathlib.Path, start_agent: Callable[..., Agent]) -> Iterator[B
 def compile_tiny(plan: code.GpuPlan) -> Compiled:
     """The zoo's tiny-cnn for a virtual Nano's GPU, with such limits."""
     entry = ZOO["tiny-cnn"]
-    config = gpus.to_config("jetson-nano", plan, target.host_target(2), simulated=True)
+    config = gpus.to_config("jetson-nano", plan, tvm_env.host_target(2), simulated=True)
     model = onnx.load_model_from_string(entry.build())
     return compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], None)
 
@@ -107,7 +107,7 @@ def test_a_model_whose_weights_are_float16(board: BlockingSession) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = session.run(None, inputs)
     plan = code.plan_gpu(load_board_types()["jetson-nano"])
-    config = gpus.to_config("jetson-nano", plan, target.host_target(2), simulated=True)
+    config = gpus.to_config("jetson-nano", plan, tvm_env.host_target(2), simulated=True)
     compiled = compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], None)
     assert compiled.workloads == compiled.by_rule == 8
     outcome, outputs = board.run_model(SPEC, compiled.library, inputs)

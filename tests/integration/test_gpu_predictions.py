@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from device_agent.protocol import find_processor
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.search import gpus, target
+from farm.search import gpus, tvm_env
 from farm.search.families import gpu_cost
 from farm.search.families.gpu_cost import Blocks
 
@@ -19,7 +19,7 @@ BOARDS = st.sampled_from(("jetson-nano", "jetson-tx2", "jetson-xavier-nx", "jets
 
 def gpu_of(board_type: str) -> gpus.TargetGpu:
     plan = code.plan_gpu(load_board_types()[board_type])
-    return gpus.gpu_of(gpus.to_config(board_type, plan, target.host_target(1), simulated=True))
+    return gpus.gpu_of(gpus.to_config(board_type, plan, tvm_env.host_target(1), simulated=True))
 
 
 def test_registers_and_shared_memory_limit_what_is_resident() -> None:

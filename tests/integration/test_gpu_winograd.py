@@ -14,11 +14,11 @@ import pytest
 
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
-from farm.search import gpus, target, traces, tvm_env, workloads
-from farm.search.codegen import builder
+from farm.search import gpus, traces, tvm_env, workloads
+from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import algorithms, pipeline, winograd
+from farm.search.graph import half_precision, pipelines, winograd
 from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from tests.integration.test_gpu_families import _RUN
@@ -26,7 +26,7 @@ from tests.integration.test_winograd import ONES, convolve, error_of, make_data
 
 tvm = tvm_env.load()
 
-HOST = target.host_target(2)
+HOST = tvm_env.host_target(2)
 NANO = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), HOST, simulated=True)
 # m, the shape of the data, channels, padding, type.
 CASES: list[tuple[int, Shape, int, Padding, str]] = [
@@ -61,9 +61,9 @@ def make_function(m: int, shape: Shape, channels: int, padding: Padding, dtype: 
                 expected += data
             made = block.emit_output(relax.op.nn.relu(made))
         block.emit_func_output(made)
-    made = winograd.use_winograd(lambda *_: m, algorithms.make_for(gpus.unit_of(NANO)))(block.get())
-    module, used = pipeline.prepare(made, target.make_target(NANO), PIPELINES[gpus.PIPELINE])
-    [workload] = workloads.extract(module, target.make_target(NANO), NANO, used.name)
+    made = winograd.use_winograd(lambda *_: m, half_precision.make_for(gpus.unit_of(NANO)))(block.get())
+    module, used = pipelines.prepare(made, tvm_env.make_target(NANO), PIPELINES[gpus.PIPELINE])
+    [workload] = workloads.extract(module, tvm_env.make_target(NANO), NANO, used.name)
     assert f"winograd{m}_conv2d_add" in workload.name
     arguments = [data, winograd.transform_weights(weights, m), bias]
     result = np.zeros(expected.shape, dtype)
@@ -82,7 +82,7 @@ def schedule(module: Any, place: float) -> Any:
     once, again = (tvm.s_tir.Schedule(module, error_render_level="none") for _ in range(2))
     outlook.apply(once, plans[int(place * (len(plans) - 1))][1])
     tvm.s_tir.schedule.Trace.apply_json_to_schedule(once.trace.as_json(), again)
-    traces.finish(again, traces.make_context(module, target.make_target(NANO)))
+    traces.finish(again, traces.make_context(module, tvm_env.make_target(NANO)))
     return again.mod["main"]
 
 
@@ -99,7 +99,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             name = f"case{number}_{label}"
             kernels[name] = schedule(module, place).with_attr("global_symbol", name)
             expected[name] = made["expected"]
-    built = builder.build_candidate(tvm.ir.save_json(tvm.IRModule(kernels)), NANO, standalone=True)
+    built = lowering.build_candidate(tvm.ir.save_json(tvm.IRModule(kernels)), NANO, standalone=True)
     (folder / "kernels.so").write_bytes(built)
     code.prepare(folder)
     command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
@@ -119,7 +119,7 @@ def test_the_convolution_is_computed(number: int, label: str, errors: dict[str, 
 def test_the_choice_follows_the_prediction() -> None:
     """A Nano gains from large tiles; few pixels are bound by weights, few inputs by transforms; exact is F(2, 3)."""
     unit = gpus.unit_of(NANO)
-    choose, exact = algorithms.choose_winograd(unit), algorithms.choose_winograd(unit, exact=True)
+    choose, exact = half_precision.choose_winograd(unit), half_precision.choose_winograd(unit, exact=True)
     assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
     assert choose((1, 14, 14, 256), 256, ONES, "float32") == 4
     assert exact((1, 28, 28, 128), 128, ONES, "float32") == 2

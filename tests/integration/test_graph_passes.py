@@ -10,31 +10,31 @@ import onnx
 import pytest
 
 from farm.models import inputs as model_inputs
-from farm.search import cores, target, tvm_env, workloads
-from farm.search.graph import bindings, channel_padding, importer, pipeline, pipelines
+from farm.search import cores, tvm_env, workloads
+from farm.search.graph import bindings, channel_padding, importer, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 
 tvm = tvm_env.load()
 
-CONFIG = target.host_target(2)
+CONFIG = tvm_env.host_target(2)
 
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return target.make_target(CONFIG)
+    return tvm_env.make_target(CONFIG)
 
 
 def prepare(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
+    return pipelines.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
 
 
 def run(model: onnx.ModelProto, host: Any) -> list[str]:
     """Compile, compare with ONNX Runtime, and give what the compiled model calls, without TVM's numbers."""
     module, used = prepare(model, host)
     assert used.name == "graph/2"
-    finished = pipeline.finish(module, host, None, used)
+    finished = pipelines.finish(module, host, None, used)
     assert onnx_graphs.largest_error(model, tvm.compile(finished, target=host)) < 1e-4
     calls = [
         binding.value.args[0].name_hint
@@ -228,7 +228,7 @@ def test_channels_are_filled_up_where_the_core_gains(
 def weights_of(model: onnx.ModelProto) -> list[tuple[int, ...]]:
     """The shapes of the convolutions' and products' weights after `graph/2`, for cores with vectors of 8 lanes."""
     config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
-    avx2 = target.make_target(config)
+    avx2 = tvm_env.make_target(config)
     found = workloads.extract(prepare(model, avx2)[0], avx2, config, "graph/2")
     return sorted(w.arguments[1][0] for w in found if w.kind in ("conv2d", "dense"))
 
@@ -272,7 +272,7 @@ def test_attention_over_a_number_of_tokens_that_fills_no_vector_is_filled_up(
     inputs = {"q": (1, 2, tokens, 8), "k": (1, 2, 8, tokens), "v": (1, 2, tokens, 8)}
     model = make_model(nodes, inputs, {"by": np.float32([2.8]), **masks})
     config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
-    avx2 = target.make_target(config)
+    avx2 = tvm_env.make_target(config)
     found = workloads.extract(prepare(model, avx2)[0], avx2, config, "graph/2")
     assert {w.arguments[1][0][-1] for w in found if w.arguments[1][0][-2:-1] == (8,)} <= {wanted}
     assert {w.arguments[-1][0][-1] for w in found if "softmax" in w.name} == {wanted}

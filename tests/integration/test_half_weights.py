@@ -15,10 +15,10 @@ from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.verify import compare
 from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
 from farm.models.onnx_builder import GraphBuilder
-from farm.search import cores, target, traces, tvm_env
-from farm.search.default_schedule import find_default
+from farm.search import cores, traces, tvm_env
 from farm.search.families.rule import read_outlook
 from farm.search.graph import canonical, half_precision
+from farm.search.traces import find_default
 from farm.search.workloads import Prepared, prepare_model
 
 tvm = tvm_env.load()
@@ -101,7 +101,7 @@ def test_a_model_computes_nearly_what_it_did(tmp_path: pathlib.Path) -> None:
 
 
 def compile_here(pipeline: str) -> Compiled:
-    return compile_model(load_model(), SHAPES, target.host_target(2), pipeline, [], None)
+    return compile_model(load_model(), SHAPES, tvm_env.host_target(2), pipeline, [], None)
 
 
 def run(library: bytes, inputs: Any, folder: pathlib.Path) -> list[Any]:
@@ -145,7 +145,7 @@ def test_every_schedule_widens_weights(name: str) -> None:
             outlook.apply(schedule, plan)
             functions[f"{config['mcpu']}_{at}".replace("-", "_")] = schedule.mod["main"]
     module = tvm.IRModule({key: value.with_attr("global_symbol", key) for key, value in functions.items()})
-    library = tvm.compile(module, target=target.make_target(target.host_target(2)))
+    library = tvm.compile(module, target=tvm_env.make_target(tvm_env.host_target(2)))
     rng = np.random.default_rng(0)
     x = rng.standard_normal(data).astype("float32")
     rounded = half_precision.round_weights(rng.standard_normal(weight).astype("float32"))

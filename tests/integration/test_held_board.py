@@ -12,7 +12,7 @@ import pytest
 from device_agent.protocol import MEASURE, MeasureSpec, OperatingPoint, Outcome, Status
 from farm.crew.held_board import Address, Ended, HeldBoard, Request, Session, measuring, opening
 from farm.errors import DeadlineError, TransientError
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from tests import hostile_board
 from tests.awaiting import await_here
 from tests.hostile_board import HostileBoard

@@ -36,8 +36,8 @@ from farm.errors import (
 )
 from farm.inventory.board_types import load_board_types
 from farm.measure import session as farm_session
+from farm.measure.answers import AgentAddress
 from farm.measure.arrays import pack_arrays
-from farm.measure.asking import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.search.codegen.golden import GoldenKernels
 from farm.services.probe import Prober

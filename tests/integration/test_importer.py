@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
-from farm.search import target, tvm_env, workloads
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search import tvm_env, workloads
+from farm.search.graph import importer, pipelines
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 
@@ -166,19 +166,19 @@ GRAPHS = [
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return target.make_target(target.host_target(2))
+    return tvm_env.make_target(tvm_env.host_target(2))
 
 
 def prepared(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
+    return pipelines.prepare(importer.import_onnx(model, shapes), host, pipelines.require_pipeline("graph/2"))
 
 
 def largest_error(model: onnx.ModelProto, host: Any) -> float:
     """The largest difference to ONNX Runtime's outputs as a share of an output's peak."""
     module, used = prepared(model, host)
     assert used.name == "graph/2"
-    return onnx_graphs.largest_error(model, tvm.compile(pipeline.finish(module, host, None, used), target=host))
+    return onnx_graphs.largest_error(model, tvm.compile(pipelines.finish(module, host, None, used), target=host))
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
@@ -301,7 +301,7 @@ def test_a_number_that_is_no_row_takes_the_nearest(host: Any, capfd: pytest.Capt
     table = random(6, 4)
     model = make_model([node("Gather", "t x", "y")], {"x": (5,)}, {"t": table}, input_type=TensorProto.INT64)
     module, used = prepared(model, host)
-    machine = tvm.relax.VirtualMachine(tvm.compile(pipeline.finish(module, host, None, used), target=host), tvm.cpu())
+    machine = tvm.relax.VirtualMachine(tvm.compile(pipelines.finish(module, host, None, used), target=host), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(np.array([0, 5, -1, 2**40, 6], "int64"))).numpy()
     np.testing.assert_array_equal(found, table[[0, 5, 5, 5, 5]])
     assert capfd.readouterr().err == ""

@@ -14,8 +14,8 @@ from farm.search.families import facts, rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
 from farm.search.families.depthwise import PAD_NONE
 from farm.search.graph import winograd
-from farm.search.target import make_code_target
 from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tvm_env import make_code_target
 from tests.integration.test_families import AVX2, AVX512, NANO, make_arguments, make_convolution, make_workload
 
 tvm = tvm_env.load()

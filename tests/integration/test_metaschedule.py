@@ -26,7 +26,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_site import FleetSite
 from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
-from farm.metaschedule.compilers import Compilers
+from farm.metaschedule.builder import Compilers
 from farm.metaschedule.runner import MeasuredLately, recent
 from farm.search import tvm_env
 from farm.search.codegen.build_pool import ChildCompiler
@@ -288,11 +288,11 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
 
     tvm = tvm_env.load()
     from farm.models import inputs, source
-    from farm.search import FarmDatabase, farm_pipeline, import_model, target
+    from farm.search import FarmDatabase, farm_pipeline, import_model
     from farm.search.tuners.schedule_space import ScheduleSpace
     from farm.search.workloads import prepare_model
 
-    config = target.host_target(1)
+    config = tvm_env.host_target(1)
     model = source.resolve_model("tiny-cnn").load()
     [spec] = inputs.read_inputs(model)
     found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 from farm.artifacts.compile import compile_model
-from farm.models.reference import open_session
-from farm.search import target
+from farm.models.quantise import open_session
+from farm.search import tvm_env
 from tests.onnx_suite import cases, judging
 
 RNG = np.random.default_rng(7)
@@ -171,7 +171,7 @@ def test_it_gives_what_onnx_runtime_gives(name: str) -> None:
     given = {names[first]: inputs[first]}
     expected = session.run(None, given)
     case = cases.Case(name, model, given, tuple(expected), 1e-4, 1e-5)
-    compiled = compile_model(model, case.shapes, target.host_target(1), "graph/2", [], None)
+    compiled = compile_model(model, case.shapes, tvm_env.host_target(1), "graph/2", [], None)
     for found, one in zip(judging.run(compiled.library, case), expected, strict=True):
         assert found.dtype == one.dtype
         tolerance = {"atol": 1} if one.dtype.kind in "iu" else {"rtol": 1e-4, "atol": 1e-5}

@@ -13,21 +13,21 @@ from onnx import TensorProto, helper
 
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
-from farm.models.reference import open_session
-from farm.search import target, tvm_env
-from farm.search.graph import importer, pipeline, pipelines
+from farm.models.quantise import open_session
+from farm.search import tvm_env
+from farm.search.graph import importer, pipelines
 from tests.integration.onnx_graphs import make_model, node, random
 
 tvm = tvm_env.load()
 
-HOST = target.make_target(target.host_target(1))
-PLAIN = target.make_target(target.host_target(1) | {"opt-level": 0})  # the optimiser is not what is tested here
+HOST = tvm_env.make_target(tvm_env.host_target(1))
+PLAIN = tvm_env.make_target(tvm_env.host_target(1) | {"opt-level": 0})  # the optimiser is not what is tested here
 
 
 def run(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
     module = importer.import_onnx(model, {name: array.shape for name, array in values.items()})
-    module, used = pipeline.prepare(module, HOST, pipelines.require_pipeline("graph/2"))
-    executable = tvm.compile(pipeline.finish(module, HOST, None, used), target=PLAIN)
+    module, used = pipelines.prepare(module, HOST, pipelines.require_pipeline("graph/2"))
+    executable = tvm.compile(pipelines.finish(module, HOST, None, used), target=PLAIN)
     return tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, values.values())).numpy()
 
 

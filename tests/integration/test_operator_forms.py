@@ -14,9 +14,9 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from farm.models.reference import open_session
-from farm.search import target, tvm_env
-from farm.search.graph import importer, pipeline, pipelines
+from farm.models.quantise import open_session
+from farm.search import tvm_env
+from farm.search.graph import importer, pipelines
 from tests.onnx_suite import judging
 from tests.onnx_suite.cases import Case
 
@@ -367,20 +367,22 @@ def test_attention_is_as_short_as_written_by_hand() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     module = importer.import_onnx(model, dict.fromkeys("qkv", shape))
-    names = sorted(call.op.name.rpartition(".")[2] for call in pipeline._list_calls(module))
+    names = sorted(call.op.name.rpartition(".")[2] for call in pipelines._list_calls(module))
     assert names == ["matmul", "matmul", "multiply", "multiply", "permute_dims", "softmax"]
 
 
 def test_integer_products_are_shifted_where_the_core_multiplies_signed_bytes() -> None:
     """Imported for Arm, whose data are int8, and computed here."""
     case = make_case(INTEGERS[-2:], 21, by_runtime=True)
-    with target.make_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "num-cores": 1}):
+    with tvm_env.make_target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "num-cores": 1}):
         module = importer.import_onnx(case.model, case.shapes)
     assert {str(each.ty.dtype.dtype) for each in module["main"].params} == {"uint8"}
-    assert "uint8" not in {str(c.args[0].ty.dtype) for c in pipeline._list_calls(module) if c.op.name == "relax.matmul"}
-    host = target.make_target(target.host_target(1))
-    prepared, used = pipeline.prepare(module, host, pipelines.require_pipeline("graph/2"))
-    executable = tvm.compile(pipeline.finish(prepared, host, None, used), target=host)
+    assert "uint8" not in {
+        str(c.args[0].ty.dtype) for c in pipelines._list_calls(module) if c.op.name == "relax.matmul"
+    }
+    host = tvm_env.make_target(tvm_env.host_target(1))
+    prepared, used = pipelines.prepare(module, host, pipelines.require_pipeline("graph/2"))
+    executable = tvm.compile(pipelines.finish(prepared, host, None, used), target=host)
     found = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, case.inputs.values()))
     for ours, wanted in zip(found, case.outputs, strict=True):
         np.testing.assert_array_equal(ours.numpy(), wanted)

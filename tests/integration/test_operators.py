@@ -18,18 +18,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.errors import ModelRefusedError, UsageError
-from farm.models.reference import open_session
-from farm.search import target, tvm_env
+from farm.models.quantise import open_session
+from farm.search import tvm_env
 from farm.search.codegen import lowering
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search.graph import importer, pipelines
 from farm.search.workloads import prepare_model
 
 tvm = tvm_env.load()
 
 RNG = np.random.default_rng(5)
-HOST_CONFIG = target.host_target(1)
-HOST = target.make_target(HOST_CONFIG)
-PLAIN = target.make_target(HOST_CONFIG | {"opt-level": 0})  # the optimiser is not what is tested here
+HOST_CONFIG = tvm_env.host_target(1)
+HOST = tvm_env.make_target(HOST_CONFIG)
+PLAIN = tvm_env.make_target(HOST_CONFIG | {"opt-level": 0})  # the optimiser is not what is tested here
 Array = npt.NDArray[Any]
 
 
@@ -123,8 +123,8 @@ def compare(cases: Sequence[Case], opset: int, behind: bool = False) -> tuple[li
 def run_ours(model: onnx.ModelProto, values: Mapping[str, Array], name: str = "graph/2") -> tuple[list[Array], str]:
     """The outputs as the farm's code computes them, and the name of the pipeline used."""
     module = importer.import_onnx(model, {name: array.shape for name, array in values.items()})
-    module, used = pipeline.prepare(module, HOST, pipelines.require_pipeline(name))
-    made = pipeline.finish(module, HOST, None, used)
+    module, used = pipelines.prepare(module, HOST, pipelines.require_pipeline(name))
+    made = pipelines.finish(module, HOST, None, used)
     machine = tvm.relax.VirtualMachine(tvm.compile(made, PLAIN, tir_pipeline=lowering.use_pipeline()), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(values[value.name]) for value in model.graph.input))
     return [result.numpy()] if hasattr(result, "numpy") else [one.numpy() for one in result], used.name
@@ -310,7 +310,7 @@ def test_an_operator_without_code_is_found() -> None:
     with builder.function("main", [data, kernel]):
         call = relax.op.nn.conv2d_transpose(data, kernel, data_layout="NHWC", kernel_layout="HWIO")
         builder.emit_func_output(builder.emit(call))
-    assert pipeline.find_operators(builder.get(), HOST) == ["nn.conv2d_transpose"]
+    assert pipelines.find_operators(builder.get(), HOST) == ["nn.conv2d_transpose"]
 
 
 @pytest.mark.parametrize(("word", "refused"), REFUSED, ids=lambda value: value.op if isinstance(value, Case) else value)

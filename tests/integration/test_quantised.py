@@ -14,18 +14,18 @@ from farm.artifacts import given_model
 from farm.artifacts.verify import compare
 from farm.models import inputs as model_inputs
 from farm.models import quantise
-from farm.models.reference import open_session
+from farm.models.quantise import open_session
 from farm.models.source import resolve_model
-from farm.search import cores, default_schedule, target, traces, tvm_env
+from farm.search import cores, traces, tvm_env
 from farm.search.families import rule
-from farm.search.graph import dots, pipeline
+from farm.search.graph import dots, pipelines
 from farm.search.workloads import Prepared, prepare_model
 
 tvm = tvm_env.load()
 from tvm.target import codegen  # noqa: E402
 
 RNG = np.random.default_rng(5)
-HOST = target.host_target(1)
+HOST = tvm_env.host_target(1)
 # Without and with the instruction; neither depends on the machine that runs this.
 PLAIN = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64", "num-cores": 1}
 ABLE = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
@@ -135,13 +135,13 @@ def scheduled(model: onnx.ModelProto, config: Mapping[str, Any]) -> tuple[Any, l
     families = []
     for workload in ready.workloads:
         entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-        found = default_schedule.find_default(workload, entry, ready.target)
+        found = traces.find_default(workload, entry, ready.target)
         assert found is not None, workload.name
         families.append(found.family)
         # As records are: the trace alone, applied to the function again.
         again = traces.restore(traces.dump(found.candidate, entry, ready.target), entry, ready.target)
         database.commit_tuning_record(traces.as_record(again, entry, ready.target, 1.0))
-    finished = pipeline.finish(ready.module, ready.target, database, ready.pipeline)
+    finished = pipelines.finish(ready.module, ready.target, database, ready.pipeline)
     return tvm.relax.build(finished, ready.target), families
 
 
@@ -156,7 +156,7 @@ def reference(model: onnx.ModelProto, value: Any) -> Any:
 
 def has_instruction(config: Mapping[str, Any]) -> bool:
     """Whether this machine's programs may use it."""
-    return dots.find_instruction(target.make_target(config)) is not None
+    return dots.find_instruction(tvm_env.make_target(config)) is not None
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
@@ -165,7 +165,7 @@ def test_a_graph_computes_what_onnx_runtime_computes(
     build: Callable[[], onnx.ModelProto], config: Mapping[str, Any]
 ) -> None:
     """To a step of the output's bytes in a few places, where a sum is nearly a half; nearly everywhere exactly."""
-    if config == PAIRS and not codegen.target_has_features("avx2", target.make_target(HOST)):
+    if config == PAIRS and not codegen.target_has_features("avx2", tvm_env.make_target(HOST)):
         config = PLAIN
     model = build()
     value = RNG.standard_normal(shape_of(model)).astype("float32")
@@ -215,14 +215,14 @@ def test_pairs_are_exact_at_the_ends() -> None:
     weights[:, 0], weights[:, 1] = 127, -127
     function = dots.make_product(data.shape, "int8", weights.shape[1], 2).with_attr("global_symbol", "main")
     module = tvm.IRModule({"main": function})
-    able = codegen.target_has_features("avx2", target.make_target(HOST))
+    able = codegen.target_has_features("avx2", tvm_env.make_target(HOST))
     outlook = rule.read_outlook(module, cores.core_of(PAIRS))
     assert outlook.family.name == "dots"
     for _, plan in outlook.plans()[:3] if able else ():
         schedule = tvm.s_tir.Schedule(module)
         outlook.apply(schedule, plan)
         result = tvm.runtime.tensor(np.zeros((6, 16), "int32"))
-        built = tvm.compile(schedule.mod, target.make_target(PAIRS))
+        built = tvm.compile(schedule.mod, tvm_env.make_target(PAIRS))
         built["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(dots.pack(weights)), result)
         np.testing.assert_array_equal(result.numpy(), data.astype("int32") @ weights.astype("int32"))
 

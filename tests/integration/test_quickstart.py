@@ -15,9 +15,8 @@ from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.quickstart import document
 from farm.quickstart import run as quickstart
-from farm.search import target as targets
-from farm.search import workloads
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search import tvm_env, workloads
+from farm.search.graph import importer, pipelines
 from farm.values import DEFAULT_POINT, Record, Workload
 from tests.integration.one_search import OneSearch
 
@@ -27,7 +26,7 @@ PIPELINE = require_board_type("local").pipeline
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
     """The target of this machine."""
-    return targets.host_target(len(os.sched_getaffinity(0)))
+    return tvm_env.host_target(len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +38,9 @@ def source() -> ModelSource:
 @pytest.fixture(scope="module")
 def found(source: ModelSource, config: dict[str, Any]) -> list[Workload]:
     """Its workloads."""
-    target = targets.make_target(config)
+    target = tvm_env.make_target(config)
     module = importer.import_onnx(source.load(), shapes(source))
-    module, used = pipeline.prepare(module, target, pipelines.require_pipeline(PIPELINE))
+    module, used = pipelines.prepare(module, target, pipelines.require_pipeline(PIPELINE))
     return workloads.extract(module, target, config, used.name)
 
 

@@ -19,7 +19,7 @@ from device_agent.protocol import Status
 from farm.campaign.engine import ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.errors import UnavailableError
-from farm.search import target
+from farm.search import tvm_env
 from farm.search.codegen.build_pool import BuildResult
 from farm.settings import Settings
 from tests.integration import ray_cluster
@@ -42,7 +42,7 @@ class Campaign:
     def __init__(self, farm: BuildFarm, notes: list[str]) -> None:
         self.farm, self.notes = farm, notes
         self.asked: list[Future[BuildResult]] = []
-        self._host = target.host_target(1)
+        self._host = tvm_env.host_target(1)
 
     def submit(self) -> None:
         self.asked.append(self.farm.submit(make_module(len(self.asked) + 9), self._host))

@@ -25,7 +25,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.errors import UnavailableError, UsageError
 from farm.metaschedule import exchange, pull
-from farm.search import proof, tvm_env, workloads
+from farm.search import traces, tvm_env, workloads
 from farm.search.graph import canonical
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -265,7 +265,7 @@ def test_a_module_that_would_crash_its_reader_is_found_among_others() -> None:
     first = len(graph["nodes"])
     graph["nodes"] += [{"type": "ffi.Array", "data": [first + number - 1]} for number in range(1900)]
     deep = dataclasses.replace(deep, module_json=json.dumps(graph | {"root_index": len(graph["nodes"]) - 1}))
-    found = proof.find_mismatched([good, circular, deep])
+    found = traces.find_mismatched([good, circular, deep])
     assert found.keys() == {circular.hash, deep.hash}
     assert "does not come before it" in found[circular.hash]
 

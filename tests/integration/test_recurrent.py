@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.errors import UsageError
-from farm.search import target as targets
 from farm.search import tvm_env, workloads
-from farm.search.graph import importer, pipeline, pipelines
+from farm.search.graph import importer, pipelines
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS = 6
@@ -79,14 +78,14 @@ def run(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any,
     tvm = tvm_env.load_compiler()
     from tvm import relax
 
-    target = targets.make_target(targets.host_target(1))
-    prepared, used = pipeline.prepare(
+    target = tvm_env.make_target(tvm_env.host_target(1))
+    prepared, used = pipelines.prepare(
         importer.import_onnx(model, {"x": x.shape}), target, pipelines.require_pipeline("graph/2")
     )
     kinds = {each.kind for each in workloads.extract(prepared, target, {}, used.name)}
     assert "dense" in kinds  # the product of the inputs; the loops are no workloads
     assert not kinds & {"lstm", "gru", "rnn"}
-    executable = relax.build(pipeline.finish(prepared, target, None, used), target)
+    executable = relax.build(pipelines.finish(prepared, target, None, used), target)
     outputs = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x))
     return [each.numpy() for each in outputs]
 
@@ -109,9 +108,9 @@ def test_gates_are_polynomials_where_the_pipeline_has_them(pipeline_name: str, c
     for each in model.graph.initializer:
         each.CopyFrom(onnx.numpy_helper.from_array(40 * onnx.numpy_helper.to_array(each), each.name))
     x = np.random.default_rng(2).standard_normal((*CASES["lstm"].sizes[:2], INPUTS), dtype="float32")
-    target = targets.make_target(targets.host_target(1))
+    target = tvm_env.make_target(tvm_env.host_target(1))
     imported = importer.import_onnx(model, {"x": x.shape})
-    prepared, used = pipeline.prepare(imported, target, pipelines.require_pipeline(pipeline_name))
+    prepared, used = pipelines.prepare(imported, target, pipelines.require_pipeline(pipeline_name))
     loop = next(f for v, f in prepared.functions_items() if v.name_hint.startswith("lstm"))
     assert (used.name, loop.script().count("T.sigmoid(")) == (pipeline_name, calls)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.search import cores, target, tvm_env, workloads
+from farm.search import cores, tvm_env, workloads
 from farm.search.families import depthwise
 from farm.search.families.rule import FAMILIES, Outlook
 from farm.search.graph import canonical
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return target.make_target(target.host_target(2))
+    return tvm_env.make_target(tvm_env.host_target(2))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.models import inputs as model_inputs
 from farm.models import source
-from farm.search import target, tvm_env, workloads
-from farm.search.codegen import builder
-from farm.search.graph import importer, pipeline, pipelines
-from farm.search.tuners.tasks import Candidate
+from farm.search import tvm_env, workloads
+from farm.search.codegen import lowering
+from farm.search.graph import importer, pipelines
+from farm.search.tuners.decisions import Candidate
 from farm.values import Workload, operator_kind
 from tests.integration.one_search import OneSearch
 
@@ -33,9 +33,9 @@ TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "n
 
 
 def extract(model: onnx.ModelProto, pipeline_name: str = "graph/2-nchw") -> list[Workload]:
-    compile_target = target.make_target(TARGET)
+    compile_target = tvm_env.make_target(TARGET)
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    module, used = pipeline.prepare(
+    module, used = pipelines.prepare(
         importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline(pipeline_name)
     )
     return workloads.extract(module, compile_target, TARGET, used.name)
@@ -206,7 +206,7 @@ from farm.campaign.plan_models import survey_model
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs
 from farm.models.source import resolve_model
-from farm.search.default_schedule import describe_default
+from farm.search.traces import describe_default
 source = resolve_model("mlp")
 workloads, _ = survey_model(source, read_inputs(source.load()), require_board_type("jetson-nano"))
 assert {describe_default(each) for each in workloads} == {"dense"}
@@ -300,7 +300,7 @@ def test_a_proposed_candidate_builds_and_computes(tiny_cnn: list[Workload], tmp_
     [dense] = [w for w in tiny_cnn if w.name == "matmul_add 16>10"]
     [candidate] = OneSearch(dense).propose(1)
     path = tmp_path / "candidate.so"
-    path.write_bytes(builder.build_candidate(candidate.module_json, TARGET, standalone=True))
+    path.write_bytes(lowering.build_candidate(candidate.module_json, TARGET, standalone=True))
     function = tvm.runtime.load_module(str(path))["main"]
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal(shape).astype(dtype) for shape, dtype in dense.arguments]

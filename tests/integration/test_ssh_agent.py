@@ -22,7 +22,7 @@ from farm.connectivity.board_link import BoardLink
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.processes.children import Backoff
 from farm.search import tvm_env

@@ -17,11 +17,11 @@ from ai_edge_litert import schema_py_generated as schema
 from farm.artifacts import compile as compiling
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
-from farm.models import source
+from farm.models import source, tflite
 from farm.models.lengths import set_batch
-from farm.models.reference import open_session
-from farm.models.tflite import conversion, operators
-from farm.search import target, tvm_env
+from farm.models.quantise import open_session
+from farm.models.tflite import operators
+from farm.search import tvm_env
 from tests.integration.tflite_models import Writer
 
 tvm = tvm_env.load()
@@ -258,7 +258,7 @@ def test_scales_stay_and_results_are_within_a_step(tmp_path: pathlib.Path, dtype
 def compile_and_run(model: source.ModelSource, values: Any) -> list[Any]:
     specs = model_inputs.read_inputs(model.load())
     shapes = {spec.name: spec.static_shape for spec in specs}
-    made = compiling.compile_model(model.load(), shapes, target.host_target(1), "graph/2", [], link_triple=None)
+    made = compiling.compile_model(model.load(), shapes, tvm_env.host_target(1), "graph/2", [], link_triple=None)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.so"
         path.write_bytes(made.library)
@@ -339,7 +339,7 @@ def test_damaged_files_end_in_an_error_or_a_model() -> None:
     for at in RANDOM.integers(8, len(data), 12):
         damaged = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
         with contextlib.suppress(UsageError):
-            assert conversion.convert(pathlib.Path("net.tflite"), damaged)
+            assert tflite.convert(pathlib.Path("net.tflite"), damaged)
 
 
 def test_without_the_schema_it_is_asked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

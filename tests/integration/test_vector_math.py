@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.search import target, tvm_env
+from farm.search import tvm_env
 from farm.search.graph import decomposition
 
 SQUARES = np.concatenate([np.linspace(-12, 12, 1999), [0.0]]).astype("float32").reshape(20, 100)
@@ -25,9 +25,9 @@ def _compute(operators: dict[str, Any], values: np.ndarray) -> dict[str, np.ndar
             results = [builder.emit(operator(x)) for operator in operators.values()]
             output = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(output)
-    config = target.host_target(1)
+    config = tvm_env.host_target(1)
     module = decomposition.legalise()(builder.get())
-    machine = relax.VirtualMachine(relax.build(module, target=target.make_target(config)), tvm.cpu())
+    machine = relax.VirtualMachine(relax.build(module, target=tvm_env.make_target(config)), tvm.cpu())
     results = machine["main"](tvm.runtime.tensor(values))
     return {name: result.numpy() for name, result in zip(operators, results, strict=True)}
 

@@ -16,15 +16,15 @@ from farm.campaign.verify.programs import Replay
 from farm.campaign.verify.verification import Verification
 from farm.crew.held_board import Ended
 from farm.inventory.board_types import load_board_types
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.models import inputs as model_inputs
 from farm.models import source
-from farm.search import target, tvm_env, workloads
-from farm.search.codegen import builder
+from farm.search import tvm_env, workloads
+from farm.search.codegen import lowering
 from farm.search.codegen.build_pool import BuildResult
-from farm.search.graph import importer, pipeline, pipelines
-from farm.search.tuners.tasks import Candidate
+from farm.search.graph import importer, pipelines
+from farm.search.tuners.decisions import Candidate
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
@@ -99,7 +99,7 @@ def boards(agents: dict[str, Agent]) -> Iterator[Boards]:
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, object]:
-    return dict(target.host_target(THREADS))
+    return dict(tvm_env.host_target(THREADS))
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def workload(host: dict[str, object]) -> Workload:
     """The heaviest function of the zoo's tiny-cnn."""
     model = source.resolve_model("tiny-cnn").load()
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
-    compile_target = target.make_target(host)
-    module, used = pipeline.prepare(
+    compile_target = tvm_env.make_target(host)
+    module, used = pipelines.prepare(
         importer.import_onnx(model, shapes), compile_target, pipelines.require_pipeline("graph/2")
     )
     return workloads.extract(module, compile_target, host, used.name)[0]
@@ -160,7 +160,7 @@ def submit(
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=threads))
-        outcome = boards.measure("nano-1", spec, builder.build_candidate(candidate.module_json, workload.target))
+        outcome = boards.measure("nano-1", spec, lowering.build_candidate(candidate.module_json, workload.target))
         assert outcome.status is Status.OK, outcome.message
         trial = Trial(campaign, workload.hash, candidate.hash, POINT, 1, outcome, candidate.trace_json, board_type=NANO)
         assert store.trials.add(trial)
@@ -178,8 +178,8 @@ def drive(verification: Verification, work: AskedWork, boards: Boards, replay: C
         if isinstance(request, ReplayAsked):
             request.answer.set_result(Replay(replay(request.trace_json)))
         elif isinstance(request, BuildAsked):
-            library = builder.build_candidate(request.module_json, request.target, standalone=request.standalone)
-            address = builder.content_address(library)
+            library = lowering.build_candidate(request.module_json, request.target, standalone=request.standalone)
+            address = lowering.content_address(library)
             request.answer.set_result(BuildResult(Status.OK, "", library, address, 1.0))
         elif request.board in boards.agents:
             boards.answer(request)

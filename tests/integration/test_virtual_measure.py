@@ -29,7 +29,7 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from device_agent.sysfs import Tree
-from farm.measure.asking import AgentAddress
+from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from farm.virtual.client import SimulatedTree
 from tests.integration import candidates

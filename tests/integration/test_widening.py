@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.search import target, tvm_env
-from farm.search.graph import bindings, half_precision, importer, pipeline, pipelines
+from farm.search import tvm_env
+from farm.search.graph import bindings, half_precision, importer, pipelines
 from tests.integration.onnx_graphs import random, run_onnx_runtime
 
 tvm = tvm_env.load()
@@ -68,7 +68,7 @@ def make_model() -> onnx.ModelProto:
 
 def import_for(mtriple: str, mcpu: str) -> Any:
     config = {"kind": "llvm", "mtriple": mtriple, "mcpu": mcpu, "num-cores": 1}
-    with target.make_target(config):
+    with tvm_env.make_target(config):
         return importer.import_onnx(make_model(), {"x": (2, 4), "large": (2,)})
 
 
@@ -99,10 +99,10 @@ def test_arithmetic_is_on_what_the_core_can_add(mtriple: str, mcpu: str, kind: s
 
 def test_widened_models_compute_what_onnx_runtime_computes() -> None:
     """Types of inputs and outputs stay. A cast to float16 still overflows."""
-    config = target.host_target(1)
-    host = target.make_target(config)
-    module, _ = pipeline.prepare(import_for("x86_64-linux-gnu", "znver4"), host, pipelines.require_pipeline("graph/2"))
-    executable = tvm.compile(pipeline.finish(module, host, None, pipelines.require_pipeline("graph/2")), target=host)
+    config = tvm_env.host_target(1)
+    host = tvm_env.make_target(config)
+    module, _ = pipelines.prepare(import_for("x86_64-linux-gnu", "znver4"), host, pipelines.require_pipeline("graph/2"))
+    executable = tvm.compile(pipelines.finish(module, host, None, pipelines.require_pipeline("graph/2")), target=host)
     values = VALUES | {"large": np.array([1e5, 0.1], "float32")}
     found = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, values.values()))
     for ours, theirs in zip(found, run_onnx_runtime(make_model(), values), strict=True):
@@ -115,6 +115,6 @@ def test_bits_are_not_widened() -> None:
     model = make_model()
     model.graph.node.append(helper.make_node("BitCast", ["held"], ["bits"], to=TensorProto.UINT16))
     with_bits = half_precision.needs_widening(
-        model.graph, target.make_target({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+        model.graph, tvm_env.make_target({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
     )
     assert not with_bits

@@ -14,7 +14,7 @@ from farm.search import cores, tvm_env, workloads
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import algorithms, pipeline, winograd
+from farm.search.graph import half_precision, pipelines, winograd
 from farm.search.graph.pipelines import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -168,7 +168,7 @@ def test_what_follows_a_convolution_is_fused_into_it() -> None:
         str(name.name_hint) for name, function in made.functions_items() if "global_symbol" in (function.attrs or {})
     ]
     assert public == ["main"], "two functions that the linker knows as main"
-    module, used = pipeline.prepare(made, target, PIPELINES["graph/2"])
+    module, used = pipelines.prepare(made, target, PIPELINES["graph/2"])
     [workload] = workloads.extract(module, target, AVX2, used.name)
     assert workload.name == "winograd4_conv2d_add_add_relu 3x3 9x9x8>8"
     assert workload.kind == "conv2d"
@@ -197,7 +197,7 @@ def test_other_convolutions_stay(attributes: dict[str, Any]) -> None:
 def test_the_choice_follows_the_prediction() -> None:
     """Middling layers gain; one input channel leaves nothing to sum up; what has to be exact is F(2, 3) at most."""
     core = cores.core_of(NANO)
-    choose, exact = algorithms.choose_winograd(core), algorithms.choose_winograd(core, exact=True)
+    choose, exact = half_precision.choose_winograd(core), half_precision.choose_winograd(core, exact=True)
     assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
     assert exact((1, 56, 56, 64), 64, ONES, "float32") == 2
     assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0), "float32") == 0
@@ -216,7 +216,7 @@ def test_the_choice_follows_the_prediction() -> None:
 )
 def test_an_intel_cores_choice_is_what_was_measured(shape: Shape, channels: int, m: int) -> None:
     """The fastest that was measured: F(4, 3)'s weights are waited for where they are many."""
-    assert algorithms.choose_winograd(cores.core_of(INTEL))(shape, channels, ONES, "float32") == m
+    assert half_precision.choose_winograd(cores.core_of(INTEL))(shape, channels, ONES, "float32") == m
 
 
 def test_rows_that_are_all_of_them_are_not_outside_where_weights_are_fetched() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farm.gpu import code, ptx
+from farm.gpu import code
 from farm.virtual import gpu_time
 
 Array = npt.NDArray[Any]
-ROOMY = ptx.PtxLimits(65536, 49152, 1024)
+ROOMY = code.PtxLimits(65536, 49152, 1024)
 BEGINS = "#include <cuda_fp16.h>\n"
 
 
 def assemble(source: str, arch: str = "sm_53") -> bytes:
     """Machine code of CUDA source."""
-    return ptx.assemble(ptx.compile_ptx(source, arch), arch, ROOMY)[0]
+    return code.assemble(code.compile_ptx(source, arch), arch, ROOMY)[0]
 
 
 class VirtualGpu:

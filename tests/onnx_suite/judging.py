@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from farm.artifacts.compile import compile_model
 from farm.errors import ModelRefusedError, UsageError
-from farm.search import target
+from farm.search import tvm_env
 from farm.search.tvm_env import tvm
 from tests.onnx_suite import survey
 from tests.onnx_suite.cases import Case, list_cases
@@ -56,7 +56,7 @@ def judge(case: Case) -> Verdict:
     """Compile a case without a trial for this machine, run it, compare."""
     began = time.monotonic()
     try:
-        compiled = compile_model(case.model, case.shapes, target.host_target(THREADS), PIPELINE, [], None)
+        compiled = compile_model(case.model, case.shapes, tvm_env.host_target(THREADS), PIPELINE, [], None)
     except (UsageError, ModelRefusedError) as error:
         # A refusal says what to do.
         kind = "refused" if error.hint else "internal"
@@ -120,7 +120,7 @@ def main() -> None:
         case = cases[line.strip()]
         verdict = judge(case)
         if "--survey" in sys.argv and verdict.kind == "right" and len(case.model.graph.node) == 1:
-            bytes_ = survey.find_8_bit_way(case, target.host_target(THREADS), PIPELINE)
+            bytes_ = survey.find_8_bit_way(case, tvm_env.host_target(THREADS), PIPELINE)
             verdict = dataclasses.replace(verdict, gpu=survey.find_gpu_way(case), bytes=bytes_)
         print(json.dumps(dataclasses.asdict(verdict)), flush=True)
 

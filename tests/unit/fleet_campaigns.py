@@ -21,7 +21,7 @@ from farm.campaign.scheduler.state import (
     TaskKey,
     to_campaign,
 )
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate
 from farm.types.campaigns import WorkloadOrder
 from tests.unit.campaign_orders import SEARCH, make_order, make_type
 

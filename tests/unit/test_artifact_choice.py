@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from farm.selection.fitting import RecordFit, Records, Relative
+from farm.selection.decision import RecordFit, Records, Relative
 from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
 

@@ -14,12 +14,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
-from farm.artifacts import artifact_folder, make, package, places
+from farm.artifacts import artifact_folder, make, package
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
+from farm.artifacts.compile import find_algorithm
 from farm.artifacts.given_model import find_task, open_model, require_labels
-from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.cli.model_artifacts import _say_weights, _show
@@ -35,7 +35,7 @@ def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
     artifact = write(tmp_path / "a")
     again = artifact_folder.open_artifact(tmp_path / "a")
     assert again.manifest == artifact.manifest
-    assert again.read_library() == LIBRARY
+    assert again.read_file("model.so") == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -51,7 +51,7 @@ def test_nothing_stays_of_a_failed_write(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "a")
     with pytest.raises(TypeError):
         artifact_folder.write_artifact(tmp_path / "a", make_manifest(), {manifests.LIBRARY: b"new", "more": None})  # type: ignore[dict-item]
-    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == LIBRARY
+    assert artifact_folder.open_artifact(tmp_path / "a").read_file("model.so") == LIBRARY
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -59,7 +59,7 @@ def test_an_artifact_takes_the_place_of_one_and_of_nothing_else(tmp_path: pathli
     """Compiling again replaces; a folder of the user's files is refused and untouched."""
     write(tmp_path / "a")
     write(tmp_path / "a", library=b"newer")
-    assert artifact_folder.open_artifact(tmp_path / "a").read_library() == b"newer"
+    assert artifact_folder.open_artifact(tmp_path / "a").read_file("model.so") == b"newer"
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UsageError, match="no artifact"):
@@ -196,14 +196,14 @@ def test_where_nothing_can_be_written_is_known_first(tmp_path: pathlib.Path, pla
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with pytest.raises(UsageError, match="nothing can be written to"):
-        places.require_place(tmp_path / place)
+        artifact_folder.require_place(tmp_path / place)
 
 
 def test_looking_first_leaves_nothing(tmp_path: pathlib.Path) -> None:
     """Folders that were made for the try are gone again; those that were there are not."""
     (tmp_path / "there").mkdir()
-    places.require_place(tmp_path / "there" / "a" / "b" / "c")
-    places.require_room(tmp_path / "there")
+    artifact_folder.require_place(tmp_path / "there" / "a" / "b" / "c")
+    artifact_folder.require_room(tmp_path / "there")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 

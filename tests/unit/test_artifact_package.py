@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from farm.artifacts import package
-from farm.artifacts.runtime import boxes, images
+from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import InputError, read_arrays
 from farm.errors import PermanentError, UsageError
 from tests.unit.artifacts import make_manifest, verified, write
@@ -160,19 +160,19 @@ def test_pixels_become_what_the_model_takes() -> None:
     """White, normalised, in both layouts, as a batch of one."""
     task: dict[str, Any] = {**make_manifest().task, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.125]}
     white = np.full((8, 8, 3), 255, "uint8")
-    first = images.normalise(white, task)
+    first = tasks.normalise(white, task)
     assert first.shape == (1, 3, 8, 8)
     assert first.dtype == np.float32
     assert first[0, :, 0, 0].tolist() == [1.0, 2.0, 4.0]
-    assert images.normalise(white, {**task, "layout": "NHWC"})[0, 0, 0].tolist() == [1.0, 2.0, 4.0]
+    assert tasks.normalise(white, {**task, "layout": "NHWC"})[0, 0, 0].tolist() == [1.0, 2.0, 4.0]
 
 
 def test_scores_are_ranked_as_shares() -> None:
     """Logits go through a softmax; what is a distribution already stays; labels are used as far as they go."""
-    (best, second) = images.rank(np.array([[0.0, np.log(3.0)]]), ["cat"], 2)
+    (best, second) = tasks.rank(np.array([[0.0, np.log(3.0)]]), ["cat"], 2)
     assert best == (1, "class 1", pytest.approx(0.75))
     assert second[1] == "cat"
-    assert images.rank(np.array([0.9, 0.1]), [], 1) == [(0, "class 0", pytest.approx(0.9))]
+    assert tasks.rank(np.array([0.9, 0.1]), [], 1) == [(0, "class 0", pytest.approx(0.9))]
 
 
 def test_boxes_are_where_the_cells_say() -> None:
@@ -183,7 +183,7 @@ def test_boxes_are_where_the_cells_say() -> None:
     head[0, :, 1, 3] = (-0.5, 0.5, np.log(2.0), 0.0, 4.0, 4.0, -9.0)
     head[0, :, 2, 2] = (0.5, -0.5, np.log(2.0), 0.0, 4.0, -9.0, 4.0)
     task = {"outputs": ["a"], "strides": [8]}
-    first, second = boxes.find_boxes({"a": head}, task, 0.5)
+    first, second = tasks.find_boxes({"a": head}, task, 0.5)
     assert (first.left, first.top, first.right, first.bottom) == pytest.approx((24, 16, 56, 32))
     assert (first.index, second.index) == (0, 1)
     assert first.score > second.score > 0.9
@@ -192,7 +192,7 @@ def test_boxes_are_where_the_cells_say() -> None:
 def test_a_detectors_image_keeps_its_shape() -> None:
     """A wide picture fills the width, blue first, and grey is below it."""
     task = {"input": "x", "size": [32, 32], "dtype": "float32"}
-    inputs, scale = boxes.prepare(Image.new("RGB", (64, 32), (10, 20, 30)), task)
+    inputs, scale = tasks.prepare_boxes(Image.new("RGB", (64, 32), (10, 20, 30)), task)
     assert scale == 0.5
     assert inputs["x"].shape == (1, 3, 32, 32)
     assert inputs["x"][0, :, 0, 0].tolist() == [30, 20, 10]
@@ -203,14 +203,14 @@ def test_without_pillow_an_image_is_refused_with_what_to_install(monkeypatch: py
     """The message names Pillow and the way around it."""
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"pip install pillow.*npz"):
-        images.read_image(pathlib.Path("cat.jpg"), 3)
+        tasks.read_image(pathlib.Path("cat.jpg"), 3)
 
 
 def test_an_image_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
     """Text called .jpg is no image, and neither is text called .npz."""
     (tmp_path / "cat.jpg").write_text("meow")
     with pytest.raises(InputError, match="not an image"):
-        images.read_image(tmp_path / "cat.jpg", 3)
+        tasks.read_image(tmp_path / "cat.jpg", 3)
     (tmp_path / "x.npz").write_text("meow")
     with pytest.raises(InputError, match="not an"):
         read_arrays(tmp_path / "x.npz")

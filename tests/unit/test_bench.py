@@ -20,6 +20,7 @@ from farm.artifacts.bench import (
     read_batches,
 )
 from farm.artifacts.checking import find_tolerance_factor
+from farm.artifacts.compile import find_algorithm
 from farm.artifacts.manifest import WorkloadServed
 from farm.errors import UsageError
 from tests.unit.artifacts import write
@@ -29,7 +30,7 @@ QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=True))
 
 
 def compiled(*names: str) -> Any:
-    return SimpleNamespace(served=[SimpleNamespace(workload=SimpleNamespace(name=name)) for name in names])
+    return SimpleNamespace(served=[SimpleNamespace(algorithm=find_algorithm(name)) for name in names])
 
 
 def test_every_program_is_held_to_what_it_computes_with(tmp_path: pathlib.Path) -> None:

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from farm.search.codegen import build_cache
-from farm.search.codegen.build_cache import BuildCache, build_key
+from farm.search.codegen import build_pool
+from farm.search.codegen.build_pool import BuildCache, build_key
 
 TARGET = {"kind": "llvm", "num-cores": 4}
 
@@ -37,7 +37,7 @@ def test_a_key_names_everything_that_a_library_depends_on(monkeypatch: pytest.Mo
         build_key("module", {**TARGET, "num-cores": 2}, False),
         build_key("module", TARGET, True),
     }
-    monkeypatch.setattr(build_cache, "compiler_versions", lambda: "another compiler")
+    monkeypatch.setattr(build_pool, "compiler_versions", lambda: "another compiler")
     others.add(build_key("module", TARGET, False))
     assert len(others | {key}) == 5
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import OperatingPoint
-from farm.artifacts import catalogue
+from farm.artifacts import artifact_folder
 from farm.report import campaign_document, campaign_rows, campaign_words, pages
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
@@ -178,7 +178,7 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
             | {"pipeline": "graph/2"}
         ],
     }
-    first, second = (each.command for each in catalogue.list_artifacts(document))
+    first, second = (each.command for each in artifact_folder.list_artifacts(document))
     assert first == (
         "farm model compile '/data/my net.onnx' --board-type jetson-nano --batch 4 --shape x=4,3 --simulated "
         "--out my-net-batch-4-jetson-nano-default"
@@ -192,7 +192,7 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         ("gpu/2-exact", "--exact --device gpu"),
     ):
         changed = document | {"types": [document["types"][0] | {"pipeline": pipeline}]}
-        command = next(each.command for each in catalogue.list_artifacts(changed))
+        command = next(each.command for each in artifact_folder.list_artifacts(changed))
         assert command == first.replace("--simulated", f"--simulated {words}")
     page = write_page(document, [])
     assert first in page

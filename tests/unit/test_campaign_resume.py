@@ -18,7 +18,7 @@ from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import ON_BOARD, READY, FleetState
 from farm.campaign.scheduler.state import Job
 from farm.report import campaign_rows, campaign_table
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate
 from farm.store.totals import CountedTrial
 from farm.store.trial_rows import CandidateKey
 from farm.types.campaigns import Budget, Order, WorkloadOrder

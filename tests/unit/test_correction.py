@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from farm.search.tuners.correction import MOST_OWN, MOST_TAUGHT, Correction, Lesson, Plans
+from farm.search.tuners.cost_model import MOST_OWN, MOST_TAUGHT, Correction, Lesson, Plans
 
 NAMES = ("vectors", "pixels", "pad=1")
 

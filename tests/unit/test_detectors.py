@@ -7,7 +7,7 @@ import pytest
 
 from farm.artifacts.given_model import count_classes, find_task
 from farm.artifacts.manifest import Tensor
-from farm.artifacts.runtime import boxes
+from farm.artifacts.runtime import tasks
 
 
 def tensors(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -22,7 +22,7 @@ def test_yolov4_tiny() -> None:
     arrays = {each.name: np.full(each.shape, -20.0, "float32") for each in outputs}
     cell = arrays["t0"][0, 85:170, 4, 6]  # the second anchor, 135 x 169
     cell[:5], cell[5 + 16] = (0, 0, 0, 0, 20), 20
-    [box] = boxes.find_boxes(arrays, task, 0.5)
+    [box] = tasks.find_boxes(arrays, task, 0.5)
     assert box.index == 16
     corners = (208 - 67.5, 144 - 84.5, 208 + 67.5, 144 + 84.5)
     assert (box.left, box.top, box.right, box.bottom) == pytest.approx([2 * each for each in corners])
@@ -35,9 +35,9 @@ def test_yolov8() -> None:
     assert (task["decoder"], count_classes(task, outputs)) == ("yolov8", 2)
     array = np.zeros((1, 6, 2100), "float32")
     array[0, :, 7] = 100, 50, 20, 10, 0.1, 0.75
-    [box] = boxes.find_boxes({"t0": array}, task, 2.0)
+    [box] = tasks.find_boxes({"t0": array}, task, 2.0)
     assert (box.left, box.top, box.right, box.bottom, box.score, box.index) == (45, 22.5, 55, 27.5, 0.75, 1)
-    assert boxes.find_boxes({"t0": array}, task, 2.0, least=0.8) == []
+    assert tasks.find_boxes({"t0": array}, task, 2.0, least=0.8) == []
 
 
 def test_other_shapes_are_no_detector() -> None:

@@ -15,7 +15,7 @@ from device_agent.protocol import GPU, PROTOCOL_VERSION, Description, Engine, Pr
 from farm.artifacts.manifest import GpuCode
 from farm.artifacts.on_board import require_gpu
 from farm.errors import PermanentError, UsageError
-from farm.gpu import code, ptx
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.virtual import gpu_time
 
@@ -31,13 +31,13 @@ extern "C" __global__ void __launch_bounds__(128) scale(float* __restrict__ to, 
   to[blockIdx.x * 128 + threadIdx.x] = kept[127 - threadIdx.x] * by;
 }
 """
-ROOMY = ptx.PtxLimits(registers=32768, shared_bytes=49152, threads=1024)
+ROOMY = code.PtxLimits(registers=32768, shared_bytes=49152, threads=1024)
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
     """The kernel's PTX for a Nano."""
-    return ptx.compile_ptx(SOURCE, "sm_53")
+    return code.compile_ptx(SOURCE, "sm_53")
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
     """What asks for no more than the driver has stays as it is; text without a version is no PTX. An instruction of a
     later ISA does not get through because the header was rewritten.
     """
-    older = ptx.rewrite_version(text, "6.0")
-    assert ptx.rewrite_version(older, "6.5") == older
+    older = code.rewrite_version(text, "6.0")
+    assert code.rewrite_version(older, "6.5") == older
     with pytest.raises(PermanentError, match="PTX without"):
-        ptx.rewrite_version("ret;", "6.5")
+        code.rewrite_version("ret;", "6.5")
     hinted = text.replace("ret;", '.pragma "used_bytes_mask 4095";\n\tret;', 1)
-    assert ptx.rewrite_version(hinted, "6.0").split() == older.split()
-    later = ptx.rewrite_version(text, "6.5").replace("ret;", "activemask.b32 %r1;\n\tret;", 1)
-    assert ptx.check(later, "sm_53", ROOMY)
+    assert code.rewrite_version(hinted, "6.0").split() == older.split()
+    later = code.rewrite_version(text, "6.5").replace("ret;", "activemask.b32 %r1;\n\tret;", 1)
+    assert code.assemble(later, "sm_53", ROOMY)
     with pytest.raises(PermanentError, match=r"ptxas refuses the code for sm_53: (?s:.*)[Aa]ctivemask"):
-        ptx.check(ptx.rewrite_version(later, "6.0"), "sm_53", ROOMY)
+        code.assemble(code.rewrite_version(later, "6.0"), "sm_53", ROOMY)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
 def test_a_kernel_beyond_a_limit_is_named(text: str, limits: dict[str, int], what: str) -> None:
     """Threads, shared memory and registers: the kernel, what it takes, what there is."""
     with pytest.raises(PermanentError, match=f"the kernel scale {what}"):
-        ptx.check(ptx.rewrite_version(text, "6.5"), "sm_53", dataclasses.replace(ROOMY, **limits))
+        code.assemble(code.rewrite_version(text, "6.5"), "sm_53", dataclasses.replace(ROOMY, **limits))
 
 
 def test_the_compilers_words_reach_the_user() -> None:
     """Source that is wrong is refused with NVRTC's own words."""
     with pytest.raises(PermanentError, match="nowhere"):
-        ptx.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
+        code.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
 
 
 def test_a_virtual_board_of_a_newer_gpu_is_refused() -> None:
@@ -116,11 +116,11 @@ def test_a_board_without_a_gpu_is_named() -> None:
 
 def test_versions_compare_as_numbers() -> None:
     """10.2 is newer than 9.0; a version in between takes what the older one does; nothing is known before 9.0."""
-    assert ptx.find_newest("10.2") == "6.5"
-    assert ptx.find_newest("12.5") == "8.4"
-    assert ptx.is_newer("10.0", "9.9")
+    assert code.find_newest("10.2") == "6.5"
+    assert code.find_newest("12.5") == "8.4"
+    assert code.is_newer("10.0", "9.9")
     with pytest.raises(UsageError, match="too old"):
-        ptx.find_newest("8.0")
+        code.find_newest("8.0")
 
 
 def describe(**changes: object) -> Description:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farm.artifacts.checking import find_tolerance_factor
-from farm.artifacts.make import find_algorithm
+from farm.artifacts.compile import find_algorithm
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.search import cores

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from farm.artifacts import running
-from farm.artifacts.runtime import images
+from farm.artifacts import checking
+from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import InputError, read_arrays
 from farm.cli import model_artifacts
 from farm.errors import UsageError
@@ -98,7 +98,7 @@ def test_good_arrays_are_read_as_they_are(tmp_path: pathlib.Path) -> None:
 def test_arrays_may_have_any_name(tmp_path: pathlib.Path) -> None:
     """Outputs and inputs called as arguments of NumPy's own writer are saved and sent under their names."""
     arrays = {name: np.arange(3.0) for name in ("file", "args", "allow_pickle", "kwds")}
-    running.write_outputs(arrays, tmp_path / "y.npz")
+    checking.write_outputs(arrays, tmp_path / "y.npz")
     with np.load(tmp_path / "y.npz") as found:
         assert sorted(found) == sorted(arrays)
     assert sorted(unpack_arrays(pack_arrays(arrays))) == sorted(arrays)
@@ -110,7 +110,7 @@ def test_grey_of_16_bits_is_read_by_its_depth(tmp_path: pathlib.Path, ending: st
     path = tmp_path / f"x.{ending}"
     Image.fromarray(np.array([[0, 257, 32896, 65535]], "uint16")).save(path)
     for channels in (1, 3):
-        read = np.asarray(images.read_image(path, channels)).reshape(4, channels)
+        read = np.asarray(tasks.read_image(path, channels)).reshape(4, channels)
         assert read[:, 0].tolist() == [0, 1, 128, 255]
 
 
@@ -131,7 +131,7 @@ def test_images_are_refused_for_what_they_are(tmp_path: pathlib.Path) -> None:
     }
     for name, reason in reasons.items():
         with pytest.raises(InputError, match=reason):
-            images.read_image(tmp_path / name, 3)
+            tasks.read_image(tmp_path / name, 3)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from farm.artifacts import lengths as artifact_lengths
-from farm.artifacts.artifact_folder import describe_file, open_artifact
-from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts import import_check
+from farm.artifacts.artifact_folder import describe_file, list_artifacts, open_artifact
 from farm.artifacts.given_model import GivenModel, open_model, open_source
 from farm.artifacts.manifest import CompiledSize, Manifest, SequenceLengths, Tensor
 from farm.artifacts.package import find_version
-from farm.artifacts.runtime.inputs import InputError
-from farm.artifacts.runtime.lengths import fit
+from farm.artifacts.runtime.inputs import InputError, fit
 from farm.campaign.plan_models import read_models, to_variants
 from farm.campaign.spec import check_campaign
 from farm.campaign.submit import to_model
@@ -84,9 +82,9 @@ def test_padding_is_proved(tmp_path: pathlib.Path) -> None:
     """The output to crop is found; a model that ignores its mask is refused with the difference and the way out."""
     opened = open_encoder(tmp_path, "tokens=1..64@8,64")
     (states, _) = opened.source.load().graph.output
-    assert artifact_lengths.find_output_axes(opened) == {states.name: (1,)}
+    assert import_check.find_output_axes(opened) == {states.name: (1,)}
     with pytest.raises(UsageError, match="padded from 1 to 8: output 0 differs by") as caught:
-        artifact_lengths.find_output_axes(open_encoder(tmp_path, "tokens=1..64@8,64", masked=False))
+        import_check.find_output_axes(open_encoder(tmp_path, "tokens=1..64@8,64", masked=False))
     assert "attention mask" in str(caught.value.hint)
     assert "--shape tokens=64" in str(caught.value.hint)
 

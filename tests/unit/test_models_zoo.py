@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from farm.models import inputs, model_summary, onnx_builder, zoo
+from farm.models import inputs, onnx_builder, source, zoo
 
 SMALL = ("tiny-cnn", "mlp", "squeezenet1.1")
 # Some larger ones take a second or two each: tests/integration/test_zoo_runs.py runs them. The largest take seconds and
@@ -147,7 +147,7 @@ def test_no_weight_is_constant(model: zoo.ZooModel) -> None:
 def test_a_summary_counts_what_the_table_counts(model: zoo.ZooModel) -> None:
     """Parameters and outputs, found by the file alone."""
     outline = onnx.load_model_from_string(model.outline())
-    found = model_summary.summarise(outline, inputs.read_inputs(outline))
+    found = source.summarise(outline, inputs.read_inputs(outline))
     assert found.parameters == model.parameters
     assert {each.name: each.shape for each in found.outputs} == dict(model.output_shapes)
     assert {each.dtype for each in found.outputs} == {"float32"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.search.families.words import describe_plan
+from farm.search.families.family import describe_plan
 
 
 def test_plans_are_told_in_words() -> None:

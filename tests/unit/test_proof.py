@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farm.search import proof
+from farm.search import traces
 
 
 def graph(*nodes: Any, root: Any = None) -> str:
@@ -40,22 +40,22 @@ def array(*references: int) -> dict[str, Any]:
 def test_what_would_crash_tvm_is_refused(text: str, problem: str) -> None:
     """Circles, references to nothing, functions so deep that reading them ends the process, and objects of old."""
     with pytest.raises(ValueError, match=problem):
-        proof.require_graph(text)
+        traces.require_graph(text)
 
 
 def test_an_ordinary_graph_is_fine() -> None:
     """Numbers of some fields are no references, and leaves hold what they like."""
     buffer = {"type": "tirx.BufferType", "data": {"shape": 0, "data_alignment": 64, "offset_factor": 9}}
-    proof.require_graph(graph({"type": "int", "data": 99}, buffer, array(0, 1, 1)))
+    traces.require_graph(graph({"type": "int", "data": 99}, buffer, array(0, 1, 1)))
 
 
 def test_objects_within_a_trace_are_looked_at() -> None:
     """An index map is JSON within JSON; other texts are texts."""
-    proof.require_objects([["Split", ["l1", "None"], [0.5, None, True], {"x": "block {0}"}]])
+    traces.require_objects([["Split", ["l1", "None"], [0.5, None, True], {"x": "block {0}"}]])
     with pytest.raises(ValueError, match="node 1 contains node 1"):
-        proof.require_objects([["TransformLayout", [graph(NOTHING, array(1))]]])
+        traces.require_objects([["TransformLayout", [graph(NOTHING, array(1))]]])
     nested: Any = "x"
     for _ in range(200):
         nested = [nested]
     with pytest.raises(ValueError, match="too deep"):
-        proof.require_objects(nested)
+        traces.require_objects(nested)

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.protocol import EnergySpec, Engine, Evidence, Limits, Outcome, RunSpec, Status
 from farm.artifacts import timing
-from farm.artifacts.timing import Variant, time_in_turns
+from farm.artifacts.timing import Variant
 from farm.errors import PermanentError
 
 LIMITS = Limits(timeout_s=10.0, memory_bytes=1 << 30)
@@ -58,7 +58,7 @@ def test_latencies_of_a_busy_board_are_doubted(slow: int, other_load: float, sai
 def test_runs_are_spread_over_all_rounds_and_a_baselines_over_three(runs: int) -> None:
     """A spell of load hits one round of many; slow code takes few turns, spread as far as the others'."""
     board = Board()
-    timed = time_in_turns(board.run, VARIANTS, runs, LIMITS)
+    timed = timing.Turns(VARIANTS, runs, LIMITS).run_all(board.run)
     ours, untuned = board.specs(b"ours"), board.specs(b"untuned")
     assert (len(ours), len(untuned)) == (timing.ROUNDS, timing.BASELINE_ROUNDS)
     assert len(timed.samples["ours"]) == runs
@@ -72,12 +72,12 @@ def test_runs_are_spread_over_all_rounds_and_a_baselines_over_three(runs: int) -
 def test_few_runs_and_one_energy_window() -> None:
     """Turns without a run are left out. Its window takes seconds; reports show that of the last turn."""
     board = Board()
-    timed = time_in_turns(board.run, VARIANTS, 2, LIMITS, energy=EnergySpec())
+    timed = timing.Turns(VARIANTS, 2, LIMITS, energy=EnergySpec()).run_all(board.run)
     assert {name: len(samples) for name, samples in timed.samples.items()} == {"ours": 2, "untuned": 2}
     assert [bool(spec.energy) for spec in board.specs(b"ours")] == [False, True]
     board = Board()
     energy = EnergySpec()
-    time_in_turns(board.run, VARIANTS, 16, LIMITS, energy=energy)
+    timing.Turns(VARIANTS, 16, LIMITS, energy=energy).run_all(board.run)
     for program in (b"ours", b"untuned"):
         *before, last = board.specs(program)
         assert last.energy == energy
@@ -87,8 +87,8 @@ def test_few_runs_and_one_energy_window() -> None:
 def test_what_does_not_run_is_left_out_and_what_is_needed_ends_it() -> None:
     """Its reason is kept, and it is not tried again."""
     board = Board(broken=(b"untuned",))
-    timed = time_in_turns(board.run, VARIANTS, 16, LIMITS)
+    timed = timing.Turns(VARIANTS, 16, LIMITS).run_all(board.run)
     assert timed.missing["untuned"].endswith("no such operator")
     assert len(board.specs(b"untuned")) == 1
     with pytest.raises(PermanentError, match="ours model does not run"):
-        time_in_turns(Board(broken=(b"ours",)).run, VARIANTS, 16, LIMITS)
+        timing.Turns(VARIANTS, 16, LIMITS).run_all(Board(broken=(b"ours",)).run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farm.search.tuners.cost_model import SampleGroup
-from farm.search.tuners.tasks import ForeignTrial, Traits, derive_traits
+from farm.search.tuners.decisions import ForeignTrial, Traits, derive_traits
 from farm.search.tuners.warm_start import WarmStart, choose, cross_validate, spearman
 from farm.values import Workload
 

@@ -19,7 +19,7 @@ import typer.testing
 from fastapi.testclient import TestClient
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue
+from farm.artifacts import artifact_folder
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
@@ -663,7 +663,7 @@ def test_a_simulated_sweep_stands_beside_no_real_one(tmp_path: pathlib.Path) -> 
 def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:
     """What was compiled on this machine is listed with its folder until it is removed; what could be, apart."""
     folder = tmp_path / "tiny-nano"
-    catalogue.note_artifact(home, write(folder))
+    artifact_folder.note_artifact(home, write(folder))
     page = client.get("/artifacts").text
     listed, _, pending = page.partition("not compiled yet")
     assert str(folder) in listed
@@ -673,5 +673,5 @@ def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, 
     assert client.get("/api/v1/artifacts?board_type=x").status_code == 422
     assert "farm model compile" in pending
     shutil.rmtree(folder)
-    assert catalogue.list_made_here(home) == []
+    assert artifact_folder.list_made_here(home) == []
     assert str(folder) not in client.get("/artifacts").text

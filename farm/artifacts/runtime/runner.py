@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .lengths import fit
+from .inputs import fit
 
 # TVM's AffinityMode (include/tvm/runtime/threading_backend.h): fast cores first.
 _FAST_CORES_FIRST = 1

@@ -23,8 +23,7 @@ from farm.campaign.engine.ray_compilers import CompilerDemand, RayCompiler
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.closing import Closing
 from farm.errors import UnavailableError
-from farm.search.codegen.build_cache import BuildCache, build_key, compiler_versions
-from farm.search.codegen.build_pool import BuildPool, BuildResult
+from farm.search.codegen.build_pool import BuildCache, BuildPool, BuildResult, build_key, compiler_versions
 from farm.settings import Settings
 
 # A module that took two compilers down is to blame; one may be an accident.

@@ -37,7 +37,7 @@ from farm.campaign.scheduler.state import Status as CampaignStatus
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
 from farm.search.codegen.build_pool import BuildResult
-from farm.search.tuners.tasks import Candidate
+from farm.search.tuners.decisions import Candidate
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Trial

@@ -23,7 +23,7 @@ from farm.campaign.scheduler.fleet import FleetState
 from farm.campaign.scheduler.state import GOING, OVER, CampaignEntry, Status, Task, TaskKey
 from farm.errors import StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
-from farm.search.tuners.tasks import ForeignTrial, SearchTask
+from farm.search.tuners.decisions import ForeignTrial, SearchTask
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder

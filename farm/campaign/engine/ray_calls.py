@@ -25,7 +25,7 @@ import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
-from farm.search.codegen import builder
+from farm.search.codegen import lowering
 from farm.settings import find_folders
 
 _CONSTANTS, _UTILS = "_private.ray_constants", "_private.utils"
@@ -161,7 +161,7 @@ def ray_running(cores: int) -> Iterator[None]:
             ray.shutdown()
             forget_token()  # another Ray of this process, such as a cluster, has its own
             _end_stragglers(folder)
-            builder.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
+            lowering.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
 
 
 def prepare_environment() -> None:

@@ -14,7 +14,7 @@ from farm.campaign.scheduler import state
 from farm.campaign.scheduler.state import CampaignEntry, Task, TaskKey
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
-from farm.search.tuners.tasks import ForeignTrial, SearchTask, Traits, derive_traits
+from farm.search.tuners.decisions import ForeignTrial, SearchTask, Traits, derive_traits
 from farm.store import Store
 from farm.store.totals import CountedTrial
 from farm.store.trial_rows import CandidateKey

@@ -15,7 +15,7 @@ from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
-    from farm.search.tuners.tasks import Candidate
+    from farm.search.tuners.decisions import Candidate
 
 # The order in which work is dropped when a budget shrinks: the cheapest first.
 _GIVEN_BACK = (TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD)

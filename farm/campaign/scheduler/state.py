@@ -15,7 +15,7 @@ from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
     from device_agent.protocol import Outcome
-    from farm.search.tuners.tasks import Candidate
+    from farm.search.tuners.decisions import Candidate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,7 @@ import tflite
 from flatbuffers import flexbuffers
 
 from farm.errors import UsageError
-from farm.models.tflite.graph import NCHW, Graph
-from farm.models.tflite.reading import Operator, Tensor
+from farm.models.tflite.graph import NCHW, Graph, Operator, Tensor
 
 _BOUNDS = {
     tflite.ActivationFunctionType.RELU: (0.0, np.inf),

@@ -10,9 +10,8 @@ import tflite
 from onnx import helper
 
 from farm.errors import UsageError
-from farm.models.tflite import images, reading
-from farm.models.tflite.graph import NCHW, Graph
-from farm.models.tflite.reading import Operator
+from farm.models.tflite import images
+from farm.models.tflite.graph import NCHW, Graph, Operator, read
 
 Converter = Callable[[Graph, Operator], None]
 _HINT = "Convert the model that it was made from to ONNX (tf2onnx, torch.onnx.export), or replace the operator."
@@ -21,7 +20,7 @@ _HINT = "Convert the model that it was made from to ONNX (tf2onnx, torch.onnx.ex
 def convert(data: bytes) -> bytes:
     """Return a model as ONNX. Raises UsageError that names an operator that cannot be converted, and its result."""
     try:
-        model = reading.read(data)
+        model = read(data)
     except UsageError:
         raise
     except Exception as error:  # a damaged flatbuffer raises errors of any type

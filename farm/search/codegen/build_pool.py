@@ -2,12 +2,17 @@
 
 They are Ray actors for campaigns (`farm.campaign.engine.ray_compilers`) and children for scripts
 (`farm.metaschedule.builder`). A pool covers one machine; `farm.campaign.engine.builds` spans several.
+`BuildCache` keeps what they built, keyed by its inputs: a miss or a failure means that the caller builds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.metadata
+import json
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -16,14 +21,103 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from device_agent.protocol import Status
+from farm import folders
 from farm.errors import FarmError
 from farm.processes.calls import Calls
 from farm.processes.jobs import JobProcess, ProcessEndedError
 from farm.search import tvm_env
-from farm.search.codegen import builder
-from farm.search.codegen.build_cache import compiler_versions
+from farm.search.codegen import lowering
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
+
+# A library is 17 to 60 KB, so this keeps some fifty thousand.
+MAX_BYTES = 2 << 30
+# After this many new files the folder is scanned and trimmed to this share of its limit.
+_LOOK_EVERY = 1000
+_KEPT_SHARE = 0.8
+# Version of the steps between module and library; raise it when `lowering` or `linker` change them.
+_RECIPE = 4
+_SUM_BYTES = hashlib.sha256().digest_size
+
+
+@functools.cache
+def compiler_versions() -> str:
+    """Return the versions that a library depends on besides its module and target, as one line. Loads no TVM."""
+    packages = ("apache-tvm", "apache-tvm-ffi", "ziglang")
+    return " ".join([*(f"{each}=={importlib.metadata.version(each)}" for each in packages), f"recipe=={_RECIPE}"])
+
+
+def build_key(module_json: str, target: Mapping[str, Any], standalone: bool) -> str:
+    """Return the cache key of a build as hexadecimal: equal for equal input and compiler."""
+    terms = [compiler_versions(), json.dumps(dict(target), sort_keys=True), str(bool(standalone)), module_json]
+    return hashlib.sha256("\0".join(terms).encode()).hexdigest()
+
+
+class BuildCache:
+    """Libraries in `folder`. Several processes may share it. Not thread-safe."""
+
+    def __init__(self, folder: Path, note: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
+        """`note` gets one message when the folder cannot be used."""
+        self._folder, self._note, self._max_bytes = folder, note, max_bytes
+        self._warned = False
+        self._until_look = _LOOK_EVERY
+
+    def find(self, key: str) -> bytes | None:
+        """Return the library, or None. Remove a damaged file."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+            library = content[_SUM_BYTES:]
+            if library and hashlib.sha256(library).digest() == content[:_SUM_BYTES]:
+                os.utime(path)  # used now: the last to be dropped
+                return library
+            path.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(error)
+        return None
+
+    def keep(self, key: str, library: bytes) -> None:
+        """Write a library atomically. A full disk only loses the entry."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with folders.new_file(path) as part:
+                part.write_bytes(hashlib.sha256(library).digest() + library)
+        except OSError as error:
+            self._warn(error)
+            return
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self.trim()
+
+    def trim(self) -> None:
+        """Remove the least recently used files until the folder is well below its limit."""
+        self._until_look = _LOOK_EVERY
+        files: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(OSError):  # removed meanwhile, by another process
+                stat = path.stat()
+                files.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        if total <= self._max_bytes:
+            return
+        for _, size, path in sorted(files):
+            if total <= self._max_bytes * _KEPT_SHARE:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            self._note(f"cannot cache built libraries in {self._folder}: {error.strerror or error}")
+
 
 # A worker's first build includes starting and loading TVM: 4 s on an idle core, a minute on a busy two-core board.
 LOAD_TIMEOUT_S = 90.0
@@ -50,17 +144,17 @@ class Builder:
 
     def __init__(self) -> None:
         tvm_env.load_compiler()
-        builder.remove_left()
+        lowering.remove_left()
         self._count = 0
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:
         """Compile one function; return the result, the number of builds so far, and the resident size in bytes."""
         self._count += 1
         started = time.monotonic()
-        status, library, message = builder.try_to_build(module_json, target, standalone=standalone)
-        sha256 = None if library is None else builder.content_address(library)
+        status, library, message = lowering.try_to_build(module_json, target, standalone=standalone)
+        sha256 = None if library is None else lowering.content_address(library)
         result = BuildResult(status, message, library, sha256, time.monotonic() - started)
-        return result, self._count, _resident_bytes()
+        return result, self._count, int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def pid(self) -> int:
         """Return the process id, for tests that kill it."""
@@ -69,10 +163,6 @@ class Builder:
     def load(self) -> str:
         """Return the versions that its libraries depend on (`compiler_versions`)."""
         return compiler_versions()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache

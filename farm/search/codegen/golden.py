@@ -32,8 +32,8 @@ from tvm import te
 from farm import folders
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.processes.jobs import compile_in_subprocess
-from farm.search.codegen.build_cache import BuildCache
-from farm.search.codegen.builder import try_to_build
+from farm.search.codegen.build_pool import BuildCache
+from farm.search.codegen.lowering import try_to_build
 
 # Raise the number when the kernel changes: times of different versions are never compared.
 NAME = "golden-matmul/1"

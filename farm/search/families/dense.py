@@ -15,7 +15,6 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families import loops as steps
-from farm.search.families.dense_parts import apply, count_moved, list_parts
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
@@ -71,20 +70,15 @@ class Dense:
         With lane FMAs also `steps`: reduction steps whose data share a vector or, where channels do not fill one, a
         kernel row for all pixels. Where a block of weights is too long to prefetch also `parts` of the reduction.
         """
-        full = core.lanes(facts.element_bytes)
-        sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
         height = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
         return {
-            "lanes": tuple(sizes),
-            "vectors": tuple(
-                v for v in range(1, MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
-            ),
+            **list_vectors(core.lanes(facts.element_bytes), facts.channel, MOST_VECTORS),
             "pixels": tuple(p for p in steps.divisors(facts.pixels[-1].extent) if p < core.vector_registers),
             "rows": tuple(r for r in steps.divisors(height) if r <= MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": self._list_pads(facts, core),
             **list_steps(core, facts.line, facts.element_bytes, facts.row),
-            **({} if self.inner else list_parts(facts, core)),
+            **({} if self.inner else steps.list_parts(facts, core)),
         }
 
     @staticmethod
@@ -115,7 +109,7 @@ class Dense:
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         near = tiles * (inner - facts.depth * step)
-        moved = 2 + count_moved(plan)
+        moved = 2 + steps.count_moved_parts(plan)
         written = tile * vectors * moved / core.loads_per_cycle(lanes * facts.element_bytes * 8)
         compute = tiles * (inner + written + parts * _TILE_CYCLES)
         shared, weights, others = self._split(facts, plan, core, blocks, area)
@@ -215,7 +209,7 @@ class Dense:
         """Tile the block that writes the result, compute the contraction inside, unroll the register tile."""
         facts = self.begin(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
-            apply(schedule, facts, plan, self._split_tile)
+            steps.apply_parts(schedule, facts, plan, self._split_tile)
             return
         last = steps.write_apart(schedule, facts)
         parallel, at, tile = self.tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
@@ -314,6 +308,13 @@ class Dense:
             return [column, [pixel, vector, lane]]
         line, row = schedule.split(before[-2], [None, plan["rows"]])
         return [*before[:-2], line, column, [row, pixel, vector, lane]]
+
+
+def list_vectors(full: int, channels: int, most: int) -> dict[str, tuple[int, ...]]:
+    """Return the knobs `lanes` and `vectors` of a tile: lanes of a full vector or a part, and up to `most` vectors."""
+    sizes = [size for size in (full, full // 2, full // 4) if size > 1 and channels % size == 0] or [1]
+    fitting = (v for v in range(1, most + 1) if any(channels % (v * size) == 0 for size in sizes))
+    return {"lanes": tuple(sizes), "vectors": tuple(fitting)}
 
 
 def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[str, tuple[int, ...]]:

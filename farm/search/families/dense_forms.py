@@ -17,10 +17,8 @@ from farm.search.graph import dots
 # Cortex-A57 in the estimates of emulated boards.
 _WAITED = 3.0
 
-
 # On x86, multiplications, additions and sign extensions compete for ports: eight of each take Zen 3 11.5 cycles, not 8.
 _CROWDED = 1.4
-
 
 # Temporary registers: a pixel's data in two, 16-bit products; on x86 data, absolute values and ones.
 _PASSING, _PASSING_X86 = 7, 4

@@ -1,4 +1,7 @@
-"""Schedule steps and estimates that families share: vector lengths, chunks for threads, inlining, row reductions."""
+"""Schedule steps and estimates that families share: vectors, chunks for threads, inlining, row reductions, parts.
+
+Long blocks of weights are computed in parts: the rows of a kernel one after the other, with accumulators kept between.
+"""
 
 from __future__ import annotations
 
@@ -235,14 +238,14 @@ def fold(schedule: Any, name: str) -> bool:
 
 
 def row_vectors(elements: int, lanes: int) -> int:
-    """Return the number of vector accumulators per row in `build.rows`."""
+    """Return the number of vector accumulators per row in `codegen.accumulators`."""
     return next(count for count in (4, 2, 1) if elements >= 4 * count * lanes or count == 1)
 
 
 def row_lengths(elements: int, lanes: int, most: int) -> tuple[int, ...]:
     """List vector lengths for reducing a row: whole vectors up to `most` at a time, a shorter one, or 1.
 
-    Length 1 leaves it to the lowering (`build.rows`). LLVM scalarises partial vectors longer than one.
+    Length 1 leaves it to the lowering (`codegen.accumulators`). LLVM scalarises partial vectors longer than one.
     """
     whole = [d for d in divisors(elements, most * lanes) if d % lanes == 0]
     shorter = [d for d in divisors(elements, lanes - 1) if d > 1]
@@ -283,3 +286,60 @@ def vectorise_partial(schedule: Any, partial: Any, at: Any | None) -> None:
     schedule.reorder(steps, lane)
     schedule.vectorize(lane)
     schedule.decompose_reduction(partial, steps)
+
+
+# Accesses of one accumulator per part: read it, read the part's own, write it.
+_MOVED = 3
+
+
+def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
+    """Return the knob `parts` where a block of two channel vectors is too long to prefetch and a part of it is not."""
+    places = [axis.at for axis in (*facts.pixels, *facts.channels, *facts.sums)]
+    if facts.group or len(facts.sums) < 2 or places != list(range(len(places))):
+        return {}
+    pair = 2 * core.lanes(facts.element_bytes) * facts.depth * facts.weight_element_bytes
+    rows = facts.sums[0].extent
+    fits = 0 < core.prefetched_bytes < pair <= rows * core.prefetched_bytes
+    return {"parts": (1, rows)} if rows > 1 and fits else {}
+
+
+def count_moved_parts(plan: Plan) -> int:
+    """Count the extra accesses per accumulator when the reduction is split into parts."""
+    parts = plan.get("parts", 1)
+    return _MOVED * parts if parts > 1 else 0
+
+
+def apply_parts(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> None:
+    """Schedule a contraction whose reduction is split into parts; only a pad may precede the block of the result.
+
+    `split_tile` splits the loops of pixels and channels into outer loops and a list of the tile's own.
+    """
+    main = schedule.get_sblock(facts.main)
+    part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
+    last = write_apart(schedule, facts)
+    *pixels, channel = schedule.get_loops(last)
+    block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
+    schedule.reorder(block, *pixels, channel)
+    vector, lane = schedule.split(channel, [None, plan["lanes"]])
+    schedule.unroll(vector)
+    schedule.vectorize(lane)
+    schedule.parallel(block)
+    schedule.compute_at(main, block, preserve_unit_loops=True)
+    schedule.set_scope(main, 0, "global")
+    _, part, *own = schedule.get_loops(main)
+    *outer, tile = split_tile(schedule, own, plan)
+    schedule.reorder(part, *outer, *tile)
+    schedule.compute_at(part_sums, outer[-1], preserve_unit_loops=True)
+    count = len(facts.pixels)
+    own = schedule.get_loops(part_sums)[-(count + 1 + len(facts.sums)) :]
+    pixels, channel, sums = own[1 : count + 1], own[count + 1], own[count + 2 :]
+    vector, lane = schedule.split(channel, [None, plan["lanes"]])
+    schedule.reorder(*sums, *pixels, vector, lane)
+    for each in (*pixels, vector, *tile[:-1]):
+        schedule.unroll(each)
+    for each in (lane, tile[-1]):
+        schedule.vectorize(each)
+    schedule.decompose_reduction(part_sums, sums[0])
+    schedule.decompose_reduction(main, part)
+    if facts.pad:
+        pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=False)

@@ -39,11 +39,6 @@ FAMILIES: tuple[Family, ...] = (
 GPU_FAMILIES: tuple[Family, ...] = (GpuWinograd(), GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
 
 
-def list_families(unit: Unit) -> tuple[Family, ...]:
-    """Return the families for CPU cores or for a GPU."""
-    return GPU_FAMILIES if isinstance(unit, TargetGpu) else FAMILIES
-
-
 @dataclasses.dataclass(frozen=True)
 class Outlook:
     """A function as read by one family."""
@@ -89,7 +84,7 @@ class Outlook:
 def list_outlooks(module: Any, core: Unit) -> list[Outlook]:
     """Read the only function of a module by each family that matches, in the order of the families."""
     schedule = tvm.s_tir.Schedule(module, error_render_level="none")
-    read = (_read(family, schedule, core) for family in list_families(core))
+    read = (_read(family, schedule, core) for family in (GPU_FAMILIES if isinstance(core, TargetGpu) else FAMILIES))
     return [outlook for outlook in read if outlook is not None]
 
 

@@ -21,6 +21,7 @@ from farm.search.families.dense import (
     count_registers,
     hold_data,
     list_steps,
+    list_vectors,
     step_cycles,
 )
 from farm.search.families.family import Plan, Prediction
@@ -123,13 +124,8 @@ class Winograd:
 
         `steps` is as in `dense`. Pixels and rows of the products are tiles of the result.
         """
-        full = core.lanes(facts.element_bytes)
-        sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channels % size == 0] or [1]
         return {
-            "lanes": tuple(sizes),
-            "vectors": tuple(
-                v for v in range(1, _MOST_VECTORS + 1) if any(facts.channels % (v * size) == 0 for size in sizes)
-            ),
+            **list_vectors(core.lanes(facts.element_bytes), facts.channels, _MOST_VECTORS),
             "pixels": tuple(p for p in divisors(facts.wide) if p < core.vector_registers),
             "rows": tuple(r for r in divisors(facts.tall) if r < core.vector_registers),
             "unit": tuple(divisors(facts.tall)),

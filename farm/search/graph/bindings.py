@@ -19,25 +19,6 @@ from tvm.ir.expr import TensorLoad, TensorRegion
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
-def fold_shapes() -> Any:
-    """Make a Relax pass that evaluates transposes and reshapes of constants; FoldConstant does the rest."""
-
-    def fold(_: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        values: dict[Any, Any] = {}
-        others: dict[Any, Sequence[Any]] = {}
-        for binding in list_bindings(function):
-            value = binding.value
-            data = value.args[0] if isinstance(value, relax.Call) and value.args else None
-            data = values.get(data, data)
-            if isinstance(data, GenericConst) and (array := _rearrange(data, value)) is not None:
-                value = relax.const(np.asarray(array, order="C"), data.ty.dtype)
-                others[binding.var] = [relax.VarBinding(binding.var, value)]
-            values[binding.var] = value
-        return others
-
-    return rewriting_pass(fold, "FoldConstantShapes")
-
-
 def _rearrange(data: Any, call: Any) -> npt.NDArray[Any] | None:
     """Return a constant as a transpose or a reshape makes it; None for another operator or an unknown shape."""
     array = data.value.numpy()
@@ -165,6 +146,11 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
     return tvm.transform.module_pass(apply, opt_level=0, name=name)
 
 
+def rewriting(name: str) -> Callable[[Callable[[Any, Any], Mapping[Any, Sequence[Any]]]], Callable[[], Any]]:
+    """Decorate the `run` of a rewriting pass: calling it then makes the module pass."""
+    return lambda run: functools.partial(rewriting_pass, run, name)
+
+
 def mapping_pass(change: Callable[[Any], Any], name: str) -> Any:
     """Make a module pass that changes every TIR function."""
 
@@ -177,26 +163,39 @@ def mapping_pass(change: Callable[[Any], Any], name: str) -> Any:
     return tvm.transform.module_pass(run, opt_level=0, name=name)
 
 
-def fold_empty() -> Any:
-    """Make a pass that turns results without elements into constants, and concatenates none of them.
+@rewriting("FoldEmpty")
+def fold_empty(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Turn results without elements into constants, and concatenate none of them.
 
     TVM has no code for such intermediate buffers.
     """
+    others = {}
+    for binding in list_bindings(function):
+        variable, value = binding.var, binding.value
+        if is_empty(variable.ty):
+            value = relax.const(tvm.runtime.empty(static_shape(variable.ty), variable.ty.dtype.dtype))
+        elif is_call(value, "relax.concat") and any(is_empty(part.ty) for part in value.args[0]):
+            kept = [part for part in value.args[0] if not is_empty(part.ty)]
+            value = relax.op.concat(kept, value.attrs.axis) if len(kept) > 1 else kept[0]
+        if value is not binding.value:
+            others[variable] = [relax.VarBinding(variable, builder.normalize(value))]
+    return others
 
-    def fold(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        others = {}
-        for binding in list_bindings(function):
-            variable, value = binding.var, binding.value
-            if is_empty(variable.ty):
-                value = relax.const(tvm.runtime.empty(static_shape(variable.ty), variable.ty.dtype.dtype))
-            elif is_call(value, "relax.concat") and any(is_empty(part.ty) for part in value.args[0]):
-                kept = [part for part in value.args[0] if not is_empty(part.ty)]
-                value = relax.op.concat(kept, value.attrs.axis) if len(kept) > 1 else kept[0]
-            if value is not binding.value:
-                others[variable] = [relax.VarBinding(variable, builder.normalize(value))]
-        return others
 
-    return rewriting_pass(fold, "FoldEmpty")
+@rewriting("FoldConstantShapes")
+def fold_shapes(_: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Evaluate transposes and reshapes of constants; FoldConstant does the rest."""
+    values: dict[Any, Any] = {}
+    others: dict[Any, Sequence[Any]] = {}
+    for binding in list_bindings(function):
+        value = binding.value
+        data = value.args[0] if isinstance(value, relax.Call) and value.args else None
+        data = values.get(data, data)
+        if isinstance(data, GenericConst) and (array := _rearrange(data, value)) is not None:
+            value = relax.const(np.asarray(array, order="C"), data.ty.dtype)
+            others[binding.var] = [relax.VarBinding(binding.var, value)]
+        values[binding.var] = value
+    return others
 
 
 def list_functions(module: Any) -> Iterator[tuple[Any, Any]]:

@@ -28,7 +28,7 @@ def importer_class() -> Any:
 
     class Importer(ONNXGraphImporter):
         def _check_for_unsupported_ops(self, graph: Any) -> None:
-            """Skip TVM's check: `obstacles` has made it with these converters."""
+            """Skip TVM's check: `importer` has made it with these converters."""
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             convert = _CONVERTERS.get(op_name)

@@ -58,11 +58,6 @@ class Side:
         return self.before - self.first * self.stride
 
 
-def convolve() -> Any:
-    """Make a pass that turns transposed convolutions (NCHW, constant weights, no groups, no dilation) into others."""
-    return bindings.rewriting_pass(_convolve, "ConvolveTransposed")
-
-
 def split_phases(weights: npt.NDArray[Any], strides: tuple[int, int]) -> npt.NDArray[Any]:
     """Turn weights [in, out, h, w] into a convolution's, [taps, taps, in, s * s * out], with phases before channels."""
     taps = [-(-size // stride) for size, stride in zip(weights.shape[2:], strides, strict=True)]
@@ -74,7 +69,9 @@ def split_phases(weights: npt.NDArray[Any], strides: tuple[int, int]) -> npt.NDA
     return np.ascontiguousarray(kernel)
 
 
-def _convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("ConvolveTransposed")
+def convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Turn transposed convolutions (NCHW, constant weights, no groups, no dilation) into others."""
     others: dict[Any, Sequence[Any]] = {}
     for binding in bindings.list_bindings(function):
         value = binding.value
@@ -228,15 +225,12 @@ def _is_one_for_all(numbers: Any, divisors: Any) -> bool:
 _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
 
 
-def respell() -> Any:
-    """Make a pass that turns clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding.
+@bindings.rewriting("Respell")
+def respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Turn clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding.
 
-    It also counts the axes of squeezes from the front.
+    Also count the axes of squeezes from the front.
     """
-    return bindings.rewriting_pass(_respell, "Respell")
-
-
-def _respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
     values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
     others: dict[Any, Sequence[Any]] = {}
     for binding in bindings.list_bindings(function):
@@ -275,12 +269,9 @@ _WIDE = frozenset(
 )  # fmt: skip
 
 
-def widen_sums() -> Any:
-    """Make a pass that computes sums of float16 in float32, as ONNX Runtime does: 65,504 is soon exceeded."""
-    return bindings.rewriting_pass(_widen_sums, "WidenSums")
-
-
-def _widen_sums(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("WidenSums")
+def widen_sums(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Compute sums of float16 in float32, as ONNX Runtime does: 65,504 is soon exceeded."""
     others: dict[Any, Sequence[Any]] = {}
     for binding in bindings.list_bindings(function):
         value, variable = binding.value, binding.var

@@ -33,7 +33,6 @@ _NEVER = frozenset(
     }
 )  # fmt: skip
 
-
 Array = npt.NDArray[Any]
 
 

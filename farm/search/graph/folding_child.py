@@ -16,12 +16,13 @@ import onnx
 import onnx.reference
 import onnx.version_converter
 
-from farm.search.graph import expansions, microsoft
+from farm.search.graph import microsoft
 from farm.search.graph.evaluation import COMPUTED, MOST_NUMBERS, Array, count, evaluate, find_sizes
 from farm.search.graph.folding import (
     NUMBERS,
     SIZED_BY_VALUES,
     STANDARD_DOMAINS,
+    find_body,
     is_replaced,
     names_read_by,
     node_label,
@@ -203,7 +204,7 @@ class Folder:
         types = [self._types.get(name) for name in node.input]
         if any(name and kind is None for name, kind in zip(node.input, types, strict=True)):
             return False
-        body = expansions.find_body(node, self._versions, types)
+        body = find_body(node, self._versions, types)
         if body is None:
             return False
         given = [*node.input, *([""] * len(body.input))]

@@ -1,4 +1,7 @@
-"""Concatenations that producers write in place, without a copy: passes of a graph pipeline.
+"""Copies that are left out, since TVM fuses none of them: passes of a graph pipeline.
+
+A concatenation is written in place by its producers. A convolution is fused with the copies before it (`gather`), so
+that no result of megabytes goes through memory.
 
 `mark` runs before TVM fuses operators, `split` after it, and `share` when schedules are applied and weights packed.
 Between `split` and `share` every function is valid by itself: each producer writes its part of a full-size buffer, and
@@ -10,28 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm
 from tvm import relax, te, tirx
+from tvm.ir.expr import Call, TensorLoad
 
-from farm.search.families import expressions
-from farm.search.graph import bindings
+from farm.search.families import expressions, facts
+from farm.search.graph import bindings, canonical
 
 # Annotation of a function that joins its arguments along this axis; it is no workload.
 MARK = "farm.join"
-
-
-def mark() -> Any:
-    """Make a module pass that turns concatenations with single-use operands into functions that TVM does not fuse."""
-    return bindings.rewriting_pass(_mark, "MarkJoins")
-
-
-def split() -> Any:
-    """Make a module pass in which the producers of a marked concatenation write into full-size buffers."""
-    return bindings.rewriting_pass(_split, "SplitJoins")
-
-
-def share() -> Any:
-    """Make a module pass that merges the full-size buffers and removes the joining functions."""
-    return bindings.rewriting_pass(_share, "ShareJoins")
 
 
 def is_join(function: Any) -> bool:
@@ -39,7 +29,9 @@ def is_join(function: Any) -> bool:
     return bool(function.attrs and MARK in function.attrs)
 
 
-def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("MarkJoins")
+def mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Turn concatenations with single-use operands into functions that TVM does not fuse."""
     uses = bindings.count_uses(function)
     values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
     others: dict[Any, list[Any]] = {}
@@ -110,7 +102,9 @@ def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: in
     return function.with_attrs(attributes).without_attr("global_symbol")
 
 
-def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("SplitJoins")
+def split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Make the producers of a marked concatenation write into full-size buffers."""
     module = builder.get()
     uses = bindings.count_uses(function)
     made = {binding.var: binding for binding in bindings.list_bindings(function)}
@@ -172,7 +166,9 @@ def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -
     return new.with_attr("op_pattern", bindings.OPAQUE)
 
 
-def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+@bindings.rewriting("ShareJoins")
+def share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Merge the full-size buffers and removes the joining functions."""
     module = builder.get()
     order = {binding.var: at for at, binding in enumerate(bindings.list_bindings(function))}
     made = {binding.var: binding for binding in bindings.list_bindings(function)}
@@ -194,3 +190,62 @@ def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
             first = part
         others[binding.var] = [relax.VarBinding(binding.var, first)]
     return others
+
+
+@bindings.rewriting("GatherCopies")
+def gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    """Fuse copies into the convolution that reads them."""
+    return bindings.join_pairs(builder, function, _gather_pair)
+
+
+def _gather_pair(copying: Any, called: Any) -> Any | None:
+    if is_join(copying) or not _only_copies(copying) or not _gains(called):
+        return None
+    return _merge(copying, called)
+
+
+def _only_copies(function: Any) -> bool:
+    """Say whether a function moves elements without computing; a plain reshape is free and does not count."""
+    if relax.analysis.has_reshape_pattern(function):
+        return False
+    schedule = bindings.schedule(function)
+    blocks = [schedule.get(schedule.get_sblock(name)) for name in facts.list_blocks(schedule)]
+    return bool(blocks) and all(_moves(getattr(block.body, "value", None)) for block in blocks)
+
+
+def _moves(value: Any) -> bool:
+    if isinstance(value, Call) and getattr(value.op, "name", "").endswith(".if_then_else"):
+        return all(isinstance(side, TensorLoad | tirx.FloatImm | tirx.IntImm) for side in value.args[1:])
+    return isinstance(value, TensorLoad)
+
+
+def _gains(function: Any) -> bool:
+    """Say whether a function is a convolution that gains from a fused copy.
+
+    A 1x1 convolution does not: its pixels are uniform as long as it reads them in place.
+    """
+    found = facts.read_contraction(bindings.schedule(canonical.canonicalise(function)))
+    if found is None or len(found.pixels) < 2:
+        return False
+    return found.pad is not None or any(r != 1 for r in found.reach) or any(s != 1 for s in found.stride)
+
+
+def _merge(copying: Any, function: Any) -> Any | None:
+    """Fuse a copy and the function that reads it; None where no family reads the result."""
+    schedule = bindings.schedule(bindings.chain(copying, function))
+    names = facts.list_blocks(schedule)
+    if len(set(names)) < len(names):
+        return None
+    copies = len(facts.list_blocks(bindings.schedule(copying)))
+    found = facts.read_contraction(bindings.schedule(function))
+    try:
+        for name in names[: copies if found is not None and found.pad is not None else copies - 1]:
+            schedule.compute_inline(schedule.get_sblock(name))
+    except tvm.s_tir.ScheduleError:
+        return None
+    result = schedule.mod["main"]
+    if facts.read_contraction(schedule) is None:
+        return None
+    for key, value in (function.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("op_pattern", bindings.OPAQUE)

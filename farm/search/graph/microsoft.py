@@ -92,12 +92,8 @@ class _Body:
         return self("QuantizeLinear", data, self[at], self[at + 1])
 
 
-def _rank(types: list[onnx.TypeProto], at: int) -> int:
-    return len(types[at].tensor_type.shape.dim)
-
-
 def _fused_matmul(b: _Body, types: list[onnx.TypeProto]) -> list[str]:
-    left, right = (b.turned(b[at], f"trans{'AB'[at]}", _rank(types, at)) for at in (0, 1))
+    left, right = (b.turned(b[at], f"trans{'AB'[at]}", len(types[at].tensor_type.shape.dim)) for at in (0, 1))
     product = b("MatMul", left, right)
     alpha = b.given.get("alpha", 1.0)
     return [product if alpha == 1 else b("Mul", product, b.like(alpha, product))]

@@ -145,7 +145,7 @@ class _Sinking:
 
     def _bring_back(self, operands: list[Any], axes: Axes, at: Any, out: list[Any]) -> list[Any] | None:
         """Return the untransposed operands; None where that takes more transposes than it saves."""
-        inverse = _inverse(axes)
+        inverse = tuple(int(a) for a in np.argsort(axes))
         plans: list[Callable[[], Any]] = []
         saved = 0
         for operand in operands:
@@ -195,10 +195,6 @@ def _keeps_order(shape: Sequence[int], axes: Axes) -> bool:
         return False
     moved = [axis for axis in axes if shape[axis] != 1]
     return moved == sorted(moved)
-
-
-def _inverse(axes: Axes) -> Axes:
-    return tuple(int(a) for a in np.argsort(axes))
 
 
 def _axes(call: Any) -> Axes:

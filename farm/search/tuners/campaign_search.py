@@ -13,12 +13,10 @@ import numpy as np
 
 from farm.errors import UsageError
 from farm.search.tuners import strategies
-from farm.search.tuners.correction import Correction
-from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
-from farm.search.tuners.decisions import Genome
+from farm.search.tuners.cost_model import LOSSES, Correction, Features, Floats, SampleGroup, Trees
+from farm.search.tuners.decisions import Candidate, ForeignTrial, Genome, SearchTask
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
-from farm.search.tuners.tasks import Candidate, ForeignTrial, SearchTask
 from farm.search.tuners.warm_start import Foreign, ForeignSpaces, WarmStart
 
 TUNERS = ("random", "ga", "xgb", "droplet", "grid")

@@ -1,6 +1,7 @@
-"""The decisions of one schedule of a sketch as plain numbers: mutation, crossover, enumeration, fitting to other sizes.
+"""A search's plain data: tasks and candidates that travel between processes, and the decisions of one schedule.
 
-`schedule_space` knows what a decision means and whether it is valid. Imports no TVM.
+Decisions of a sketch are numbers: mutation, crossover, enumeration, fitting to other sizes. `schedule_space` knows what
+one means and whether it is valid. Imports no TVM.
 """
 
 from __future__ import annotations
@@ -10,7 +11,86 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from farm.inventory.core_types import find_core_type
+from farm.values import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """A CPU at an operating point; zero stands for unknown.
+
+    `cores` run a candidate. Caches are per core (`l1_bytes`, data) or per cluster (`l2_bytes`, `l3_bytes`).
+    """
+
+    cores: int = 0
+    cpu_freq_hz: float = 0.0
+    memory_freq_hz: float = 0.0
+    vector_bits: int = 0
+    l1_bytes: int = 0
+    l2_bytes: int = 0
+    l3_bytes: int = 0
+
+    def to_vector(self) -> tuple[float, ...]:
+        """Return the traits as features: log2, since ratios matter; unknown is 0."""
+        return tuple(math.log2(value) if value > 0 else 0.0 for value in dataclasses.astuple(self))
+
+
+def derive_traits(
+    target: Mapping[str, Any], cores: int | None = None, cpu_freq_hz: float = 0.0, memory_freq_hz: float = 0.0
+) -> Traits:
+    """Derive traits from TVM's target in dict form and the clocks of the operating point, 0 where unknown.
+
+    `cores` is the number that runs a candidate where it is not all of the target's.
+    """
+    known = int(target.get("num-cores", 0)) if cores is None else cores
+    machine = str(target.get("mtriple", "")).partition("-")[0]
+    kind = find_core_type(str(target.get("mcpu", "")), machine)
+    if kind is None:
+        return Traits(known, cpu_freq_hz, memory_freq_hz)
+    return Traits(known, cpu_freq_hz, memory_freq_hz, kind.vector_bits, kind.l1_bytes, kind.l2_bytes, kind.l3_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchTask:
+    """A workload for boards of one type at one operating point, with the `traits` of both."""
+
+    workload: Workload
+    board_type: str
+    point: str
+    traits: Traits
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignTrial:
+    """A good trial of another task: another shape, operating point or board type. `median_s` is its latency."""
+
+    workload: Workload
+    board_type: str
+    point: str
+    traits: Traits
+    candidate: str
+    trace_json: str = dataclasses.field(repr=False)
+    median_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One scheduled version of a workload.
+
+    `arguments` are the (shape, dtype) of its function's arguments; a weight that the schedule packs has its packed
+    shape. `hash` is over the scheduled function, so two traces that give the same code are one candidate. `trace_json`
+    replays it; `module_json` is the scheduled function, ready to build.
+    """
+
+    workload: str
+    hash: str
+    arguments: tuple[tuple[tuple[int, ...], str], ...]
+    trace_json: str = dataclasses.field(repr=False)
+    module_json: str = dataclasses.field(repr=False)
+
 
 # Tile sizes from the outermost to the innermost loop; the index of an option; the place of a block (-1: the root, -2:
 # inlined, else the index of a loop). None: TVM draws it.
@@ -116,7 +196,7 @@ def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
 def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tuple[int, ...]]:
     """Yield tilings with a factor (prime, or any) moved between loops."""
     for source, size in enumerate(now):
-        factors = [f for f in _divisors(size) if f > 1] if every_divisor else _primes(size)
+        factors = [f for f in _divisors(size) if f > 1] if every_divisor else tuple(_factorise(size))
         for factor, goal in itertools.product(factors, range(len(now))):
             if goal != source:
                 moved = list(now)
@@ -198,7 +278,3 @@ def _factorise(number: int) -> dict[int, int]:
     if number > 1:
         powers[number] = powers.get(number, 0) + 1
     return powers
-
-
-def _primes(number: int) -> tuple[int, ...]:
-    return tuple(_factorise(number))

@@ -12,11 +12,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features
-from farm.search.tuners.decisions import Genome
+from farm.search.tuners.cost_model import Features, Lesson
+from farm.search.tuners.decisions import Genome, Traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
-from farm.search.tuners.tasks import Traits
 
 # Candidates of a task that train the model, the fastest and the latest: more add little and slow every batch.
 _TEACHING_BEST, _TEACHING_LATEST = 192, 64

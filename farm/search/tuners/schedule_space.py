@@ -24,12 +24,9 @@ from farm.search.codegen import lowering
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction, read_mark
 from farm.search.graph.pipelines import is_canonical
-from farm.search.target import make_target
-from farm.search.tuners.correction import Floats, Plans
-from farm.search.tuners.cost_model import Features
-from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
-from farm.search.tuners.tasks import Candidate
-from farm.search.tvm_env import ms
+from farm.search.tuners.cost_model import Features, Floats, Plans
+from farm.search.tuners.decisions import Candidate, Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
+from farm.search.tvm_env import make_target, ms
 from farm.values import Workload
 
 # Features of a prediction: its total, then these terms where a family has them.

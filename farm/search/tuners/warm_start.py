@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
-from farm.search.tuners.decisions import Genome, distance
+from farm.search.tuners.cost_model import Features, Floats, Lesson, SampleGroup, Trees
+from farm.search.tuners.decisions import ForeignTrial, Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.tasks import ForeignTrial
 from farm.values import Workload
 
 # Below this a ranking is hardly better than chance. At it, the best tenth by prediction holds about three times as many

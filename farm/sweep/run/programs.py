@@ -25,7 +25,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.lengths import set_batch
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
-from farm.selection.fitting import describe_imported
+from farm.selection.decision import describe_imported
 from farm.values import DEFAULT_POINT
 
 UNTUNED, TUNED, COMPILED = "untuned", "tuned", "compiled"
