@@ -12,7 +12,7 @@ from farm.artifacts import artifact_folder, given_model, places
 from farm.artifacts import explain as explaining
 from farm.cli import options, output, tables
 from farm.cli.model_artifacts import Folder
-from farm.report import explain_page
+from farm.report import model_pages
 from farm.units import format_latency, format_number
 
 
@@ -35,7 +35,7 @@ def explain(
     with options.open_store() as store:
         document = explaining.explain(artifact, opened, store)
     if out is not None:
-        document["report"] = explain_page.write_report(document, out)
+        document["report"] = model_pages.write_explain_report(document, out)
     yield document
     rows = [
         (

@@ -27,7 +27,7 @@ from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.jobs import JobProcess, take_compiled
 from farm.quickstart.document import make_document
-from farm.report import bench_page, campaign_charts, charts, drawing, quickstart_page
+from farm.report import campaign_charts, charts, drawing, model_pages, quickstart_page
 from farm.report.sweep_page import write_sweep_report
 from farm.selection.fitting import Records
 from farm.settings import Settings
@@ -303,7 +303,7 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     simulated = board["simulated"]
     planned = [
         campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated),
-        bench_page.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
+        model_pages.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
     ]
     if len(tuned.history) >= 2:
         trials = sum(int(task["counted"]) for task in tuned.tasks)
