@@ -17,12 +17,11 @@ import numpy as np
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
-from farm.campaign.engine.host import share_cores
-from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan_models import to_variant
+from farm.campaign.submit import OneModelRequest
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
-from farm.crew.local import LocalFarm
+from farm.crew.local import LocalFarm, share_cores
 from farm.errors import FarmError, UnavailableError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.blocking import BlockingSession

@@ -14,8 +14,8 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign import plan_document
-from farm.campaign.engine import client, control
-from farm.campaign.engine.client import EnginePrestart, ensure_engine
+from farm.campaign.engine import control
+from farm.campaign.engine.control import EnginePrestart, ensure_engine
 from farm.campaign.plan import make_plan
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
 from farm.campaign.submit import clone, submit, to_budget
@@ -157,7 +157,7 @@ class Campaign:
                 on_progress(campaign.progress)
 
         with self._open() as store:
-            error = client.find_error(client.wait_settled(self._settings, store, self.name, timeout_s, tell))
+            error = control.find_error(control.wait_settled(self._settings, store, self.name, timeout_s, tell))
             if error is not None:
                 raise error
             return make_document(store, self.name)

@@ -12,9 +12,8 @@ from farm.api import Campaign
 from farm.artifacts.given_model import open_model
 from farm.artifacts.places import require_room
 from farm.campaign.artifacts import make_artifacts
-from farm.campaign.one_model import OneModelRequest, stamp_name
 from farm.campaign.plan_models import to_variants
-from farm.campaign.submit import require_new_name
+from farm.campaign.submit import OneModelRequest, require_new_name, stamp_name
 from farm.campaign.tune import tune
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type

@@ -10,7 +10,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import catalogue, places
 from farm.campaign import artifacts, spec, submit
-from farm.campaign.engine import client, control
+from farm.campaign.engine import control
 from farm.cli import campaign_options, campaign_plan, options, output, tables
 from farm.cli.campaign_options import CampaignScreen, Limits, Name, draw
 from farm.errors import UsageError
@@ -183,7 +183,7 @@ def run(
     campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     screen = CampaignScreen()
-    with options.open_store(settings) as store, client.EnginePrestart(settings) as engine:
+    with options.open_store(settings) as store, control.EnginePrestart(settings) as engine:
         command = f"campaign run {file}"
         folder = campaign_options.to_folder(compile_to)
         who = machine.name_user()
@@ -224,7 +224,7 @@ def resume(
         campaign = store.campaigns.require(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
             control.resume(store, name, machine.name_user())
-            with client.EnginePrestart(settings) as engine:
+            with control.EnginePrestart(settings) as engine:
                 _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
         campaign_options.make(settings, name, screen.note, json)
@@ -235,12 +235,12 @@ def _run_again(name: str, new: str, changes: dict[str, Any], detach: bool, json:
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         submit.clone(store, name, new, changes, machine.name_user(), f"campaign run --from {name} --name {new}")
-        with client.EnginePrestart(settings) as engine:
+        with control.EnginePrestart(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
 
 def _carry_out(
-    engine: client.EnginePrestart,
+    engine: control.EnginePrestart,
     settings: Settings,
     store: Store,
     name: str,
@@ -275,11 +275,11 @@ def _follow(
     With `more` artifacts follow where they were ordered: where it ended well, nothing is said on stdout then.
     """
     try:
-        campaign = client.wait_settled(settings, store, name, on_progress=screen.show)
+        campaign = control.wait_settled(settings, store, name, on_progress=screen.show)
     finally:
         screen.close()
     screen.finish(campaign)
-    error = client.find_error(campaign)
+    error = control.find_error(campaign)
     told = not (more and campaign.order.compile_to is not None)
     if json and (told or error is not None):
         output.print_json(campaign_document.make_document(store, name))

@@ -16,7 +16,7 @@ from farm.artifacts import compile
 from farm.artifacts.contenders import PREDICTED, RIVALS
 from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
-from farm.campaign import one_model
+from farm.campaign import submit
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned, TuneListener, tune
 from farm.connectivity.services import using_services
@@ -161,7 +161,7 @@ def run(
     """Run all steps; return the document that `--json` prints, after writing it and the report into `request.out`."""
     source = request.source
     listener.note("starting the local farm: tracker, agent, Ray")
-    order = one_model.OneModelRequest(
+    order = submit.OneModelRequest(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
         wait_s=request.wait_s, rivals=RIVALS, since=request.since,
     )  # fmt: skip

@@ -11,8 +11,7 @@ from rich.console import Console
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.active import Active, to_measure_spec
 from farm.campaign.engine.orders import to_search_budget
-from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
-from farm.campaign.engine.resume import to_campaign
+from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_campaign, to_progress, to_rows
 from farm.campaign.plan_estimate import CHECK_S, leave_search_s, list_final_s
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.fleet import ON_BOARD, READY, FleetState

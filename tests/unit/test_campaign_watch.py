@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine import client, control
+from farm.campaign.engine import control
 from farm.campaign.engine.state import ENGINE
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
@@ -185,15 +185,15 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
     with ENGINE.hold(settings.home_path):
         with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
-            client.wait_settled(settings, store, "c", 0.3)
+            control.wait_settled(settings, store, "c", 0.3)
         store.campaigns.note(1, CampaignState.FINISHED, "100 trials are spent")
-        assert client.wait_settled(settings, store, "c", on_progress=seen.append) == seen[0]
+        assert control.wait_settled(settings, store, "c", on_progress=seen.append) == seen[0]
 
 
 def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
     """Where the engine is gone, a watcher notes the campaign as interrupted, rather than waiting for ever."""
     store.campaigns.note(1, CampaignState.RUNNING, "", GONE)
-    assert client.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
+    assert control.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> N
 )
 def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
     """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
-    error = client.find_error(store.campaigns.require("c").model_copy(update={"state": state, "reason": "why"}))
+    error = control.find_error(store.campaigns.require("c").model_copy(update={"state": state, "reason": "why"}))
     assert (error and error.exit_code) == exit_code
     assert error is None or said in str(error)
 
@@ -217,18 +217,18 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     """It is finished, but the command that waited for it has not got what it asked for."""
     campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED})
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
-    failed = client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}}))
+    failed = control.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}}))
     assert failed.exit_code == 1
     tasks[1]["best_s"] = 0.001
-    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}})) is None
-    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
+    assert control.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}})) is None
+    assert control.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
 
 
 def test_a_campaign_without_a_trial_failed(store: Store) -> None:
     """Records that were known before are no result of a campaign that measured nothing."""
     campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED, "reason": "time is up"})
     progress = {"counted": 0, "faults": {"board_faults": 0}, "tasks": [{"best_s": 0.001}]}
-    error = client.find_error(campaign.model_copy(update={"progress": progress}))
+    error = control.find_error(campaign.model_copy(update={"progress": progress}))
     assert (error.exit_code, error.message) == (1, "no trial was made by campaign c: time is up")
 
 
