@@ -30,10 +30,6 @@ from farm.values import DEFAULT_POINT
 LOCAL = "local"
 
 
-# For a free board to verify the compiled model on.
-_WAIT_S = 300.0
-
-
 Say = Callable[[str], None]
 
 
@@ -156,10 +152,10 @@ class Optimized:
         The artifacts themselves lie beside the wheels.
         """
         with Store(self._settings.store_location) as store:
-            made = make_artifacts(self.document, pathlib.Path(folder), self._settings, store, _WAIT_S, self._say)
-        if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
+            made = list(make_artifacts(self.document, pathlib.Path(folder), self._settings, store, self._say))
+        if wrong := [f"{each['name']}: {each['reason']}" for each in made if not each["matches"]]:
             raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
-        return [each.package for each in made if each.package is not None]
+        return [pathlib.Path(each["package"]) for each in made if each["package"] is not None]
 
     def save_package(self, out: str | pathlib.Path) -> pathlib.Path:
         """Compile, verify and pack for one type of board; return the wheel's path.

@@ -123,7 +123,7 @@ def make_order(plan: CampaignPlan, settings: Settings, owner: str) -> Order:
                 planned.boards.simulated,
                 planned.boards.target,
                 target,
-                {each.at.key: each.at.point for each in planned.points},
+                {each.key: each.point for each in planned.boards.points},
                 planned.workloads,
             )
             for planned, target in zip(plan.types, targets, strict=True)

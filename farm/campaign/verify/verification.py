@@ -21,7 +21,7 @@ from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import objectives, programs
 from farm.campaign.verify.coroutines import Loop, Running, done, until
 from farm.campaign.verify.finals import Finals
-from farm.campaign.verify.journal import VerificationJournal, VerificationResult
+from farm.campaign.verify.journal import VerificationJournal
 from farm.campaign.verify.programs import (
     Preparations,
     Program,
@@ -354,25 +354,35 @@ class Verification:
         return len(self._pending) + sum(not task.is_checked for task in self._active.values())
 
     @property
-    def verdict(self) -> VerificationResult:
-        """Return the results so far."""
+    def verdict(self) -> dict[str, Any]:
+        """Return the results so far, as a plain document.
+
+        `over` of `tasks` are done. `records` are new ones, `held` those whose candidate stayed, `ties` those of both
+        without a proven lead. `rejected` counts candidates with wrong output, `untuned` tasks whose untuned code is as
+        fast, `undecided` says why a task has no record, `contradictions` where boards disagree, `finals` are the
+        models' (`final_rules.describe`).
+        """
         results = self._results
-        return VerificationResult(
-            tasks=len(results) + len(self._active) + len(self._pending),
-            over=len(results),
-            records=sum(each.record is not None and not each.held for each in results.values()),
-            held=sum(each.held for each in results.values()),
-            ties=sum(each.tied for each in results.values()),
-            rejected=len(self._rejected),
-            untuned=sum(each.untuned for each in results.values()),
-            undecided={key: each.reason for key, each in results.items() if each.record is None and not each.held},
-            contradictions=tuple(
+        return {
+            "tasks": len(results) + len(self._active) + len(self._pending),
+            "over": len(results),
+            "records": sum(each.record is not None and not each.held for each in results.values()),
+            "held": sum(each.held for each in results.values()),
+            "ties": sum(each.tied for each in results.values()),
+            "rejected": len(self._rejected),
+            "untuned": sum(each.untuned for each in results.values()),
+            "undecided": [
+                {**key._asdict(), "reason": each.reason}
+                for key, each in results.items()
+                if each.record is None and not each.held
+            ],
+            "contradictions": [
                 f"{self._workloads[key.place].name} at {key.point}: {said}"
                 for key, each in results.items()
                 for said in each.contradictions
-            ),
-            finals=tuple(self.finals.documents),
-        )
+            ],
+            "finals": list(self.finals.documents),
+        }
 
 
 def _all_tasks(order: Order) -> list[RecordKey]:
