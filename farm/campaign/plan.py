@@ -296,7 +296,13 @@ def _survey(
     texts: bool,
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """Survey every model for every type that can hold it. Types of one form share an import."""
-    wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
+    forms = [Form.of(each.target.config, each.target.cores, each.board_type.pipeline) for each in types]
+    wanted = [
+        (model, each, form)
+        for each, form in zip(types, forms, strict=True)
+        for model in models
+        if model.name not in each.too_big
+    ]
     jobs = list({(model.index, model.name, form): (model, form) for model, _, form in wanted}.values())
     answers: dict[tuple[int, str, Form], WorkloadSurvey] = {}
     faults: list[tuple[Place, str]] = []
@@ -313,10 +319,6 @@ def _survey(
     ]
     _require_work(campaign, surveyed)
     return surveyed
-
-
-def _to_form(boards: BoardsOfType) -> Form:
-    return Form.of(boards.target.config, boards.target.cores, boards.board_type.pipeline)
 
 
 def _require_work(campaign: CampaignFile, surveyed: Sequence[tuple[BoardsOfType, Surveyed]]) -> None:

@@ -53,7 +53,11 @@ class ModelVariant:
 
     def load(self) -> onnx.ModelProto:
         """Load a fresh copy with these shapes."""
-        return _set_shapes(self.source, self.shapes, self.batch)[0]
+        if self.batch is not None:
+            return set_batch(self.source, self.shapes, self.batch)[0]
+        model = self.source.load()
+        resolve_inputs(read_inputs(model), parse_shapes(self.shapes), model)
+        return model
 
 
 def to_variants(opened: GivenModel) -> list[ModelVariant]:
@@ -131,15 +135,6 @@ def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | No
         numbers = (batch, *shape[1:]) if batch is not None and shape and is_input else shape
         chosen.append(f"{name}={','.join(map(str, numbers))}")
     return tuple(chosen)
-
-
-def _set_shapes(
-    source: ModelSource, shapes: Sequence[str], batch: int | None
-) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
-    if batch is not None:
-        return set_batch(source, shapes, batch)
-    model = source.load()
-    return model, resolve_inputs(read_inputs(model), parse_shapes(shapes), model)
 
 
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:

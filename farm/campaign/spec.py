@@ -46,6 +46,12 @@ def _one_or_more(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else (value,)
 
 
+def _some(kind: Any) -> Any:
+    """Take one of a kind where several may be."""
+    several: Any = tuple
+    return pydantic.BeforeValidator(_one_or_more, json_schema_input_type=kind | several[kind, ...])
+
+
 def _cores(value: Any) -> Any:
     if isinstance(value, str):
         try:
@@ -100,9 +106,7 @@ class ModelSpec(StrictModel):
     path: Text | None = None
     name: Text | None = None
     shape: dict[str, tuple[Count, ...]] = pydantic.Field(default_factory=dict)
-    batch: Annotated[
-        tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Batch | tuple[Batch, ...])
-    ] = ()
+    batch: Annotated[tuple[Batch, ...], _some(Batch)] = ()
     lengths: Text | None = None
 
     @pydantic.model_validator(mode="before")
@@ -144,11 +148,7 @@ class BoardsSpec(StrictModel):
     `simulated`: only virtual boards, or only real ones; unset: real ones where there are any.
     """
 
-    types: Annotated[
-        tuple[Name, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Name | tuple[Name, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ]
+    types: Annotated[tuple[Name, ...], _some(Name), pydantic.AfterValidator(_not_empty)]
     labels: dict[LabelName, Label] = pydantic.Field(default_factory=dict)
     simulated: pydantic.StrictBool | None = None
 
@@ -228,9 +228,7 @@ class SearchSpec(StrictModel):
     loss: Literal["reg", "rank", "rank-binary"] | None = None
     early_stopping: Count | None = None
     early_stopping_all: Count | None = None
-    ops: Annotated[
-        tuple[Text, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Text | tuple[Text, ...])
-    ] = ()
+    ops: Annotated[tuple[Text, ...], _some(Text)] = ()
     warm_start: pydantic.StrictBool = True
     exact: pydantic.StrictBool = False
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
@@ -276,19 +274,13 @@ class CampaignSpec(StrictModel):
     """
 
     name: CampaignName
-    models: Annotated[
-        tuple[ModelSpec, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OneModel | tuple[_OneModel, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ]
+    models: Annotated[tuple[ModelSpec, ...], _some(_OneModel), pydantic.AfterValidator(_not_empty)]
     boards: BoardsSpec
     device: Literal["cpu", "gpu"] = "cpu"
     weights: Literal["float32", "bf16", "bf16-all", "fp16"] = "float32"
-    operating_points: Annotated[
-        tuple[PointSpec, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OnePoint | tuple[_OnePoint, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ] = (PointSpec(),)
+    operating_points: Annotated[tuple[PointSpec, ...], _some(_OnePoint), pydantic.AfterValidator(_not_empty)] = (
+        PointSpec(),
+    )
     objective: Literal["latency", "energy", "edp"] = "latency"
     deadline: Seconds | None = None
     budget: BudgetSpec

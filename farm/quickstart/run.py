@@ -36,7 +36,7 @@ from farm.sweep.export import document as sweep_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
-from farm.values import DEFAULT_POINT, Virtual, Workload
+from farm.values import DEFAULT_POINT, Virtual
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
 # A few of the Nano's fifteen clocks, in its upper half: untuned code takes seconds there, and more below.
@@ -175,11 +175,11 @@ def run(
     decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
     book = Records(records, decisions=decided)
     shapes = {spec.name: spec.static_shape for spec in request.inputs}
-    main = functools.partial(_compile, source, shapes, target, workloads, book, board_type)
+    main = functools.partial(_compile, source, shapes, target, workloads[0].pipeline, book, board_type)
     others: dict[str, Callable[[], Any]] = {}
     if request.sweep:
-        others[UNTUNED] = functools.partial(_compile_untuned, source, shapes, target, board_type)
-        others[COMPILED] = functools.partial(_compile_own, source, shapes)
+        others[UNTUNED] = functools.partial(_compile_swept, source, shapes, (target, board_type))
+        others[COMPILED] = functools.partial(_compile_swept, source, shapes, None)
     for name in find_slow(final):
         others.pop(name, None)
     # The virtual board and its agent start while the model is compiled, on two cores.
@@ -209,32 +209,25 @@ def _compile(
     source: ModelSource,
     shapes: Mapping[str, tuple[int, ...]],
     target: Mapping[str, Any],
-    workloads: Sequence[Workload],
-    book: Records,
+    pipeline: str,
+    book: Records | None,
     board_type: BoardType,
 ) -> compile.Compiled:
-    """Compile the fastest variant of the model. Loads TVM's compiler."""
-    return compile.compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
+    """Compile the model for a board. Loads TVM's compiler."""
+    return compile.compile_model(source.load(), shapes, target, pipeline, book or [], board_type.link_triple)
 
 
-def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> compile.Compiled | None:
-    """Compile the model for the swept board; None where that runs this machine's code. Loads TVM's compiler."""
-    own = find_own_type()
-    if own is None:
-        return None
-    return compile.compile_model(
-        source.load(), shapes, to_config(find_target(own, True)), own.pipeline, [], own.link_triple
-    )
-
-
-def _compile_untuned(
-    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
-) -> compile.Compiled:
-    """Compile the model with stock TVM for the swept board. Loads TVM's compiler."""
+def _compile_swept(
+    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], stock: tuple[Mapping[str, Any], BoardType] | None
+) -> compile.Compiled | None:
+    """Compile the model for the swept board: with stock TVM for a target, and its board, if that runs this machine's
+    code; else with ours, None if the board runs this machine's code.
+    """
     own = find_own_type()
     if own is not None:
-        board_type, target = own, to_config(find_target(own, True))
-    return compile.compile_model(source.load(), shapes, target, compile.UNTUNED_PIPELINE, [], board_type.link_triple)
+        pipeline = own.pipeline if stock is None else compile.UNTUNED_PIPELINE
+        return _compile(source, shapes, to_config(find_target(own, True)), pipeline, None, own)
+    return None if stock is None else _compile(source, shapes, stock[0], compile.UNTUNED_PIPELINE, None, stock[1])
 
 
 def _sweep(

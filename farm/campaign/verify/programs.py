@@ -136,12 +136,12 @@ def to_run_spec(settings: Settings, device: str) -> RunSpec:
 
 
 def to_measure_spec(
-    program: Program, order: Order, of_type: TypeOrder, energy: EnergySpec | None = None
+    order: Order, of_type: TypeOrder, arguments: tuple[TensorSpec, ...], energy: EnergySpec | None = None
 ) -> MeasureSpec:
-    """Return how a candidate is timed: as in the search, with the order's full time-out."""
+    """Return how a candidate is timed: with the order's full time-out, which a search shortens."""
     measure = order.measure
     return MeasureSpec(
-        arguments=program.arguments,
+        arguments=arguments,
         number=measure.number,
         repeat=measure.repeat,
         min_repeat_s=measure.min_repeat_s,

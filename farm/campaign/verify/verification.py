@@ -298,7 +298,7 @@ class Verification:
                     if program.library is None:
                         raise InternalError(f"{program.candidate} is measured before it was built")
                     window = task.plan_window(program.candidate or "")
-                    spec = programs.to_measure_spec(program, self._order, task.of_type, window)
+                    spec = programs.to_measure_spec(self._order, task.of_type, program.arguments, window)
                     asked.append((program, self._worker.measure(board.name, task.point, spec, program.library)))
                 program, measured = asked[0]
                 ended = await done(measured)
