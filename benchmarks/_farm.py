@@ -106,9 +106,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What every benchmark says of a tuning."""
         tuned = self.tuned
+        counted = tuned.trials["ok"] + tuned.trials["candidate_faults"]
+        per_minute = counted / tuned.seconds_tuning * 60 if tuned.seconds_tuning > 0 else 0.0
         return {
             "trials": tuned.trials,
-            "trials_per_minute": _machine.round_to(tuned.trials_per_minute, 3),
+            "trials_per_minute": _machine.round_to(per_minute, 3),
             "seconds_tuning": round(tuned.seconds_tuning, 1),
             "sum_of_best_ms": None if tuned.latency_s is None else _machine.round_to(tuned.latency_s * 1e3),
             "records": len(self.records),

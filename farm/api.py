@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from farm import settings as farm_settings
@@ -22,7 +22,7 @@ from farm.campaign.submit import clone, submit, to_budget
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
-from farm.report import campaign_page
+from farm.report import campaign_words
 from farm.report.campaign_document import make_document, make_report
 from farm.settings import Settings
 from farm.store import Store
@@ -235,7 +235,7 @@ class Campaign:
         """Write its report into a folder; return the paths of the files."""
         with self._open() as store:
             document = make_report(store, self.name)
-        return campaign_page.write_campaign_report(document, pathlib.Path(folder))
+        return campaign_words.write_campaign_report(document, pathlib.Path(folder))
 
     # Inside
 
@@ -253,10 +253,8 @@ class Campaign:
             raise UsageError(f"campaign {self.name} was {what} already", "Campaign.clone does the same again.")
         return self._file
 
-    @contextmanager
-    def _open(self) -> Iterator[Store]:
-        with Store(self._settings.store_location) as store:
-            yield store
+    def _open(self) -> Store:
+        return Store(self._settings.store_location)
 
 
 def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:

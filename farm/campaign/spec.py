@@ -38,10 +38,6 @@ def _seconds(value: Any) -> Any:
         raise ValueError(f"{why}; examples: 100ms, {DURATION_EXAMPLES}") from None
 
 
-def _joules(value: Any) -> Any:
-    return parse_energy_j(str(value))
-
-
 def _one_or_more(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else (value,)
 
@@ -88,7 +84,9 @@ def _name(value: str) -> str:
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 # Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
-Joules = Annotated[float, pydantic.BeforeValidator(_joules, json_schema_input_type=Text)]
+Joules = Annotated[
+    float, pydantic.BeforeValidator(lambda value: parse_energy_j(str(value)), json_schema_input_type=Text)
+]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
 Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]

@@ -77,12 +77,6 @@ class Tuned:
     final: Mapping[str, Any] | None = None
 
     @property
-    def trials_per_minute(self) -> float:
-        """The trials per minute, start-up included."""
-        counted = self.trials["ok"] + self.trials["candidate_faults"]
-        return counted / self.seconds_tuning * 60 if self.seconds_tuning > 0 else 0.0
-
-    @property
     def records(self) -> int:
         """Count its workloads with a record, new or kept."""
         return int(self.verdict.get("records", 0)) + int(self.verdict.get("held", 0))

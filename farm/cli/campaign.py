@@ -15,7 +15,7 @@ from farm.cli import campaign_options, campaign_plan, options, output, tables
 from farm.cli.campaign_options import CampaignScreen, Limits, Name, draw
 from farm.errors import UsageError
 from farm.processes import machine
-from farm.report import campaign_document, campaign_page, campaign_rows
+from farm.report import campaign_document, campaign_rows, campaign_words
 from farm.settings import Settings
 from farm.store import Store
 from farm.types import campaigns
@@ -56,7 +56,7 @@ def show(
         make = campaign_document.make_document if out is None else campaign_document.make_report
         document = make(store, name)
     if out is not None:
-        document["report"] = campaign_page.write_campaign_report(document, out, output.note)
+        document["report"] = campaign_words.write_campaign_report(document, out, output.note)
     yield document
     if out is not None:
         print(document["report"]["page"])

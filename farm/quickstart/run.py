@@ -201,7 +201,7 @@ def run(
     about = (source.name, request.since, request.out, settings.isolation)
     document = make_document(*about, tuned, final, compiled, records, notes)
     document |= {"sweep": swept, "left_out": left_out}
-    _write(request.out, document, tuned, compiled)
+    _write(request.out, document, tuned, final, compiled)
     return document
 
 
@@ -273,8 +273,11 @@ def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
     return slow
 
 
-def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.Compiled) -> None:
+def _write(
+    out: Path, document: dict[str, Any], tuned: Tuned, final: Mapping[str, Any], compiled: compile.Compiled
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
+    timed = {**final["variants"], "tuned": final["variants"][final["taken"]]}
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]
     title = f"{document['model']} on {board['type']}/{board['name']}"
@@ -282,15 +285,12 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     rows, references = [], []
     ours = document["shipped"] if document["shipped"] == PREDICTED else "tuned"
     for name, label in quickstart_page.list_variants(document):
-        if (figures := document["latency_ms"][name]) is not None:
-            median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
-            colour = roles.get(name, charts.OURS)
-            each = {key: figures[key] / 1e3 for key in ("mean", "min", "max", "std")}
-            rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high, **each}))
+        if (figures := timed.get(name)) is not None:
+            rows.append((label, roles.get(name, charts.OURS), figures))
             if name in (ours, "onnxruntime"):
-                references.append((label, colour, median))
+                references.append((*rows[-1][:2], figures["median"]))
     threads = document["measurement"]["threads"]
-    runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
+    runs = {name: figures["count"] for name, figures in timed.items()}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
     subtitle = f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads"
     simulated = board["simulated"]

@@ -124,7 +124,7 @@ class CampaignOrders:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
             boards, winners = self._roster.list_boards(active), verifying.to_progress(active)
             progress = to_progress(active, boards, phase, now, winners)
-            active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
+            active.note_history(progress["counted"], sum_latencies(progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
             progress["search_s"] = active.searched_s + self._searches.get_busy_s(active.name)
             if active.name in ended:

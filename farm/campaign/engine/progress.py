@@ -6,6 +6,7 @@ So a campaign begins, and continues after its engine ended: there is no other me
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -255,31 +256,28 @@ def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dic
     by_key = {(task["board_type"], task["point"], task["workload"]): task for task in tasks}
     rows = []
     for each in order.types:
-        for point in each.points:
-            for model in order.models:
-                mine = [workload for workload in each.workloads if model.name in workload.models]
-                if not mine:
-                    continue
-                parts = [
-                    (dict(zip(w.models, w.calls, strict=True))[model.name], by_key[each.board_type, point, w.hash])
-                    for w in mine
-                ]
-                times = [task.get("predicted_s") if task["best_s"] is None else task["best_s"] for _, task in parts]
-                known = [calls * time_s for (calls, _), time_s in zip(parts, times, strict=True) if time_s is not None]
-                rows.append(
-                    {
-                        "name": model.name,
-                        "board_type": each.board_type,
-                        "point": point,
-                        "latency_s": sum(known) if len(known) == len(parts) else None,
-                        "predicted": sum(task["best_s"] is None for _, task in parts),
-                        "workloads": len(parts),
-                    }
-                )
+        for point, model in itertools.product(each.points, order.models):
+            mine = [workload for workload in each.workloads if model.name in workload.models]
+            if not mine:
+                continue
+            tasks = [by_key[each.board_type, point, workload.hash] for workload in mine]
+            calls = [workload.calls[workload.models.index(model.name)] for workload in mine]
+            times = [task.get("predicted_s") if task["best_s"] is None else task["best_s"] for task in tasks]
+            known = [count * time_s for count, time_s in zip(calls, times, strict=True) if time_s is not None]
+            rows.append(
+                {
+                    "name": model.name,
+                    "board_type": each.board_type,
+                    "point": point,
+                    "latency_s": sum(known) if len(known) == len(mine) else None,
+                    "predicted": sum(task["best_s"] is None for task in tasks),
+                    "workloads": len(mine),
+                }
+            )
     return rows
 
 
-def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def sum_latencies(tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the weighted sum over all workloads (s) by type and point; left out while one has no good trial."""
     sums: dict[str, float] = {}
     missing = set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -114,7 +115,11 @@ class Verification:
         self._loop, self._worker, self._preparations = Loop(), worker, Preparations(self._may_prepare)
         with_them = self._loop, worker, self._preparations
         self._programs = Programs(*with_them, self._workloads, self._find_target, self._note_retry)
-        for key in _all_tasks(order):
+        for key in (
+            RecordKey(each.board_type, workload.hash, point)
+            for each in order.types
+            for workload, point in itertools.product(each.workloads, each.points)
+        ):
             if key.place not in self._workloads:
                 raise InternalError(f"campaign {campaign} has no workload {key.workload} for {key.board_type}")
             if (record := self._journal.find_own_record(key)) is not None:
@@ -383,12 +388,3 @@ class Verification:
             ],
             "finals": list(self.finals.documents),
         }
-
-
-def _all_tasks(order: Order) -> list[RecordKey]:
-    return [
-        RecordKey(of_type.board_type, workload.hash, point)
-        for of_type in order.types
-        for workload in of_type.workloads
-        for point in of_type.points
-    ]
