@@ -28,7 +28,7 @@ from farm.measure.blocking import BlockingSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.machine import machine_lock
-from farm.report.campaign_table import summary_line
+from farm.report.campaign_rows import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.target import host_target, make_target

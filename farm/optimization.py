@@ -19,7 +19,7 @@ from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models.trained import TRAINED
 from farm.models.zoo import ZOO
-from farm.report.campaign_table import summary_line
+from farm.report.campaign_rows import summary_line
 from farm.search import gpus
 from farm.search.graph import pipelines
 from farm.settings import Settings

@@ -59,14 +59,8 @@ def make_artifacts(
 
 
 def _open_model(wanted: ToCompile) -> GivenModel:
-    about = wanted.model
-    model = ModelFacts(
-        name=about["name"],
-        sha256=about["sha256"],
-        origin=about["origin"],
-        shapes=tuple(about.get("shapes", ())),
-        batch=about["batch"],
-    )
+    about = {key: wanted.model[key] for key in ("name", "sha256", "origin", "batch")}
+    model = ModelFacts(**about, shapes=tuple(wanted.model.get("shapes", ())))
     return find_same_model(model, None, "the campaign tuned")
 
 

@@ -21,12 +21,13 @@ from farm.campaign.plan_estimate import (
     estimate,
     estimate_final_s,
 )
-from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
+from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, start_surveys, take_surveys
 from farm.campaign.spec import CampaignFile, CampaignSpec, MeasureOptions
 from farm.errors import UsageError
 from farm.inventory import documents
 from farm.inventory.board_types import load_board_types
 from farm.inventory.documents import Place
+from farm.processes.jobs import JobProcess
 from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
@@ -296,17 +297,18 @@ def _survey(
     texts: bool,
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """Survey every model for every type that can hold it. Types of one form share an import."""
-    forms = [Form.of(each.target.config, each.target.cores, each.board_type.pipeline) for each in types]
     wanted = [
-        (model, each, form)
-        for each, form in zip(types, forms, strict=True)
+        (model, each, Form.of(each.target.config, each.target.cores, each.board_type.pipeline))
+        for each in types
         for model in models
         if model.name not in each.too_big
     ]
     jobs = list({(model.index, model.name, form): (model, form) for model, _, form in wanted}.values())
     answers: dict[tuple[int, str, Form], WorkloadSurvey] = {}
     faults: list[tuple[Place, str]] = []
-    for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True):
+    with JobProcess() as process:
+        surveys = take_surveys(start_surveys(process, jobs, texts=texts), note)
+    for (model, form), answer in zip(jobs, surveys, strict=True):
         if isinstance(answer, UsageError):
             faults.append((("models", model.index), f"{model.name}: {documents.to_text(answer)}"))
         else:

@@ -179,8 +179,8 @@ class Form:
 class WorkloadSurvey:
     """The workloads of a model in a form, and the pipeline used.
 
-    Without `texts` (`survey_apart`) the workloads lack their functions. `predicted_s`: estimated time of a call (s), by
-    hash, where a family has one.
+    Without `texts` (`start_surveys`) the workloads lack their functions. `predicted_s`: estimated time of a call (s),
+    by hash, where a family has one.
     """
 
     workloads: tuple[Workload, ...]
@@ -212,16 +212,6 @@ def take_surveys(surveys: Surveys, note: Callable[[str], None]) -> list[Workload
         except UsageError as error:
             done.append(error)
     return done
-
-
-def survey_apart(
-    jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
-) -> list[WorkloadSurvey | UsageError]:
-    """Survey all jobs at once; see `start_surveys`."""
-    if not jobs:
-        return []
-    with JobProcess() as process:
-        return take_surveys(start_surveys(process, jobs, texts=texts), note)
 
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:

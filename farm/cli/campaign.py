@@ -131,16 +131,11 @@ def _row(campaign: campaigns.FleetCampaign) -> tuple[object, ...]:
 
 def _list_limits(campaign: campaigns.FleetCampaign) -> list[str]:
     limits = campaign.budget
-    found = []
-    if limits.trials is not None:
-        found.append(f"{limits.trials:,} trials")
-    if limits.per_workload is not None:
-        found.append(f"{limits.per_workload:,} per workload")
-    if limits.wall_clock_s is not None:
-        found.append(f"{limits.wall_clock_s / 3600:g} h")
-    if limits.board_s is not None:
-        found.append(f"{limits.board_s / 3600:g} board-hours")
-    return found
+    hours, board_hours = (each and each / 3600 for each in (limits.wall_clock_s, limits.board_s))
+    counts = (("{:,} trials", limits.trials), ("{:,} per workload", limits.per_workload))
+    return [
+        form.format(value) for form, value in (*counts, ("{:g} h", hours), ("{:g} board-hours", board_hours)) if value
+    ]
 
 
 @output.command

@@ -16,7 +16,7 @@ from farm.campaign.engine.state import ENGINE
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
 from farm.processes.machine import process_identity
-from farm.report import campaign_table
+from farm.report import campaign_rows
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign
@@ -246,7 +246,7 @@ def render(width: int | None, height: int | None, **given: Any) -> list[str]:
     } | given
     file = io.StringIO()
     console = Console(file=file, width=width or 200, height=height, color_system=None)
-    console.print(campaign_table.draw("vision-q4", **values, height=height, width=width))
+    console.print(campaign_rows.draw("vision-q4", **values, height=height, width=width))
     return file.getvalue().rstrip("\n").split("\n")
 
 
@@ -288,15 +288,15 @@ def test_a_campaign_is_shown_before_its_first_progress(store: Store) -> None:
         "vision-q4 is submitted: waits for an engine"
     ]
     campaign: FleetCampaign = store.campaigns.require("c")
-    drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
+    drawn = campaign_rows.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
     assert "c is submitted" in str(drawn)
 
 
 def test_a_line_without_a_terminal() -> None:
     """A pipe gets one line with state, budget, faults and times, also before there is any progress."""
     progress = {"counted": 812, "faults": {"board_faults": 1}, "wall_clock_s": 4000.0, "eta_s": 7777.0, "board_s": 0.0}
-    line = campaign_table.summary_line("v", "waiting", "no board", Budget(trials=4000), progress)
+    line = campaign_rows.summary_line("v", "waiting", "no board", Budget(trials=4000), progress)
     assert line == (
         "v is waiting: no board | trials 812/4,000 | board time 0:00 | faults: board 1 | elapsed 1:06:40 | ETA 2:09:37"
     )
-    assert campaign_table.summary_line("v", "submitted", "", Budget(), {}).startswith("v is submitted | trials 0 |")
+    assert campaign_rows.summary_line("v", "submitted", "", Budget(), {}).startswith("v is submitted | trials 0 |")

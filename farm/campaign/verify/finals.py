@@ -314,9 +314,7 @@ class Finals:
 
     def _to_order(self, key: FinalKey, of_type: TypeOrder) -> ContenderOrder:
         about = next(each for each in self._order.models if each.name == key.model)
-        model = ModelFacts(
-            name=about.name, sha256=about.sha256, origin=about.origin, shapes=about.shapes, batch=about.batch
-        )
+        model = ModelFacts(**about.model_dump(exclude={"lengths"}))
         kind = require_board_type(key.board_type).model_copy(update={"pipeline": of_type.pipeline})
         candidates = make.list_candidates(model.sha256, kind, of_type.simulated, self._store)
         return ContenderOrder(model, kind, key.point, of_type.simulated, of_type.target, candidates)
