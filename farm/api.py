@@ -18,7 +18,7 @@ from farm.campaign.engine import control
 from farm.campaign.engine.control import EnginePrestart, ensure_engine
 from farm.campaign.plan import make_plan
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
-from farm.campaign.submit import clone, submit, to_budget
+from farm.campaign.submit import LIMITS, clone, submit, to_budget
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
@@ -30,14 +30,6 @@ from farm.types.campaigns import Budget, FleetCampaign
 from farm.values import Record
 
 Model = str | pathlib.Path | Mapping[str, Any]
-# The keys of a file's budget, as fields of `Budget`.
-_LIMITS = {
-    "trials": "trials",
-    "wall_clock": "wall_clock_s",
-    "board_hours": "board_s",
-    "per_workload": "per_workload",
-    "joules": "energy_j",
-}
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -276,8 +268,8 @@ def _list_models(models: Model | Sequence[Model]) -> list[Any]:
 
 def _read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
     """Convert limits written as in a file, None for none, to fields of a `Budget`. Raises UsageError."""
-    if unknown := sorted(limits.keys() - _LIMITS.keys()):
-        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(_LIMITS)}.")
+    if unknown := sorted(limits.keys() - LIMITS.keys()):
+        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(LIMITS)}.")
     given = {key: value for key, value in limits.items() if value is not None}
     checked = to_budget(check_document(given, BudgetSpec, called)) if given else Budget()
-    return {_LIMITS[key]: getattr(checked, _LIMITS[key]) for key in limits}
+    return {LIMITS[key]: getattr(checked, LIMITS[key]) for key in limits}

@@ -154,15 +154,20 @@ def list_workloads(plan: CampaignPlan) -> list[Workload]:
     return workloads
 
 
+# The limits of a file's budget, as fields of `Budget`.
+LIMITS = {
+    "trials": "trials",
+    "wall_clock": "wall_clock_s",
+    "board_hours": "board_s",
+    "per_workload": "per_workload",
+    "joules": "energy_j",
+}
+
+
 def to_budget(spec: BudgetSpec) -> Budget:
     """Convert a budget to the scheduler's."""
-    return Budget(
-        trials=spec.trials,
-        wall_clock_s=spec.wall_clock,
-        board_s=None if spec.board_hours is None else spec.board_hours * 3600,
-        per_workload=spec.per_workload,
-        energy_j=spec.joules,
-    )
+    found = {LIMITS[key]: value for key, value in spec}
+    return Budget(**found | {"board_s": spec.board_hours and spec.board_hours * 3600})
 
 
 def to_model(model: ModelVariant) -> ModelOrder:

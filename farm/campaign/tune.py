@@ -69,7 +69,6 @@ class Tuned:
     latency_s: float | None
     recalled: int
     seconds_to_first_trial: float | None
-    seconds_starting: float
     seconds_tuning: float
     overheads_s: tuple[float, ...]
     history: tuple[tuple[int, float], ...]
@@ -128,7 +127,6 @@ class _Run:
         self._store, self._listener = store, listener
         self._waiting_since: float | None = None
         self._recalled = 0
-        self._submitted_at = request.since
         self._workloads: tuple[Workload, ...] = ()
         # The calls in one inference, at the greatest length.
         self._weights: dict[str, float] = {}
@@ -193,7 +191,6 @@ class _Run:
                 len(self._store.trials.fetch_known_candidates(each.hash, kind, DEFAULT_POINT, place.simulated))
                 for each in self._workloads
             )
-        self._submitted_at = time.monotonic()
         if self._recalled:
             note(f"starting from {self._recalled} candidates measured by earlier runs (--fresh would not)")
         return submit.submit_one(request, place, surveys, self._workloads, self._store, self._settings, name_user())
@@ -243,7 +240,6 @@ class _Run:
             latency_s=math.fsum(parts) if len(parts) == len(mine) else None,
             recalled=self._recalled,
             seconds_to_first_trial=None if first is None else first - began,
-            seconds_starting=self._submitted_at - self._request.since,
             seconds_tuning=max(row["recorded_at"] for row in rows) - campaign.started_at if rows else 0.0,
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
@@ -269,7 +265,7 @@ class _Run:
         target = submit.to_form(request, self._place).to_target()
         trials = store.trials.count(campaign)
         board = self._find_board(Counter())
-        return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, 0.0, (), ())
+        return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, (), ())
 
     def _find_board(self, measured: Counter[str]) -> Mapping[str, Any]:
         name = measured.most_common(1)[0][0] if measured else next(iter(self._place.boards), "")

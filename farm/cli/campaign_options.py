@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from farm.campaign import artifacts
+from farm.campaign import artifacts, submit
 from farm.cli import options, output, tables
 from farm.cli.options import NONE, read_duration_s
 from farm.cli.output import stderr
@@ -154,9 +154,9 @@ class Limits:
     def read(self) -> dict[str, Any]:
         """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
         changes: dict[str, Any] = {}
-        for name, (field, read) in _READ_LIMITS.items():
+        for name, read in _READ_LIMITS.items():
             if (text := getattr(self, name)) is not None:
-                changes[field] = None if text == NONE else read(f"--{name.replace('_', '-')}", text)
+                changes[submit.LIMITS[name]] = None if text == NONE else read(f"--{name.replace('_', '-')}", text)
         return changes
 
 
@@ -187,11 +187,10 @@ def _read_joules(option: str, text: str) -> float:
         raise UsageError(f"{option} {text!r}: {error}") from error
 
 
-# By option: the field of a budget, and how its text is read.
-_READ_LIMITS: dict[str, tuple[str, Callable[[str, str], float]]] = {
-    "trials": ("trials", _read_count),
-    "wall_clock": ("wall_clock_s", read_duration_s),
-    "board_hours": ("board_s", _read_hours),
-    "per_workload": ("per_workload", _read_count),
-    "joules": ("energy_j", _read_joules),
+_READ_LIMITS: dict[str, Callable[[str, str], float]] = {
+    "trials": _read_count,
+    "wall_clock": read_duration_s,
+    "board_hours": _read_hours,
+    "per_workload": _read_count,
+    "joules": _read_joules,
 }

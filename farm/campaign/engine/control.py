@@ -145,16 +145,12 @@ def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign
 
     Raises UsageError where there is none of this name, or it is not running.
     """
-    close_abandoned(store)
-    store.campaigns.want(name, PAUSE, by)
-    return _wait_heard(settings, store, name, CampaignState.PAUSED, f"paused by {by}")
+    return _end(settings, store, name, PAUSE, CampaignState.PAUSED, by)
 
 
 def cancel(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
     """End a campaign for good; its trials stay. Returns and raises as `pause` does."""
-    close_abandoned(store)
-    store.campaigns.want(name, CANCEL, by)
-    return _wait_heard(settings, store, name, CampaignState.CANCELLED, f"cancelled by {by}")
+    return _end(settings, store, name, CANCEL, CampaignState.CANCELLED, by)
 
 
 def resume(store: Store, name: str, by: str) -> FleetCampaign:
@@ -187,9 +183,11 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
     return budget
 
 
-def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignState, reason: str) -> FleetCampaign:
-    """Wait until the engine has obeyed. Where there is none, write the new state."""
-    deadline = time.monotonic() + HEARD_TIMEOUT_S
+def _end(settings: Settings, store: Store, name: str, wanted: str, state: CampaignState, by: str) -> FleetCampaign:
+    """Order an end and wait until the engine has obeyed. Where there is none, write the new state."""
+    close_abandoned(store)
+    store.campaigns.want(name, wanted, by)
+    deadline, reason = time.monotonic() + HEARD_TIMEOUT_S, f"{state} by {by}"
     while True:
         campaign = store.campaigns.require(name)
         if campaign.over or campaign.state is state or time.monotonic() > deadline:
