@@ -46,8 +46,7 @@ def list_campaigns() -> output.Document:
 def show(
     name: Name,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for a report: pages, tables, pictures and JSON."),
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for a report: pages, tables, pictures and JSON.")
     ] = None,
 ) -> output.Document:
     """Show a campaign. Its tasks, how far each is, its boards and winners; --out writes its report, at any time."""

@@ -173,8 +173,7 @@ class BuildFarm(Closing):
             loading, asked = sum(machine.pool.loading for machine in others), len(self._wanted.asked)
             room = settings.ray_max_builders - sum(machine.pool.size for machine in others) - asked
             self._wanted.ask(
-                min(room, waiting - loading - asked),
-                ray_nodes.elsewhere(settings.ray_builder_label, self._refused),
+                min(room, waiting - loading - asked), ray_nodes.elsewhere(settings.ray_builder_label, self._refused)
             )
         elif now - self._waited_at > settings.ray_idle_s:
             self._wanted.withdraw()

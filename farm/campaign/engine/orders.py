@@ -269,9 +269,5 @@ def to_search_budget(budget: Budget, order: Order) -> Budget:
     """Return the search's part of a budget: verification needs board-hours, energy and wall clock too."""
     wall_clock_s = leave_search_s(order, budget.wall_clock_s)
     return budget.change(
-        {
-            "board_s": leave_room(budget.board_s),
-            "wall_clock_s": wall_clock_s,
-            "energy_j": leave_room(budget.energy_j),
-        }
+        {"board_s": leave_room(budget.board_s), "wall_clock_s": wall_clock_s, "energy_j": leave_room(budget.energy_j)}
     )

@@ -23,14 +23,7 @@ from farm.campaign.verify import objectives, programs
 from farm.campaign.verify.coroutines import Loop, Running, done, until
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal
-from farm.campaign.verify.programs import (
-    Preparations,
-    Program,
-    ProgramCheck,
-    Programs,
-    RecordKey,
-    VerificationWorker,
-)
+from farm.campaign.verify.programs import Preparations, Program, ProgramCheck, Programs, RecordKey, VerificationWorker
 from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
