@@ -192,14 +192,12 @@ def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
 
 def _count_statuses(totals: Iterable[BoardTotal]) -> dict[str, Any]:
     """Count trials by purpose, by fault side and by status."""
-    sides: dict[str, int] = {}
-    statuses: dict[str, int] = {}
-    purposes: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {"by_side": {}, "by_status": {}, "by_purpose": {}}
     for row in totals:
         side = "ok" if row.fault_side is None else str(row.fault_side)
-        for table, key in ((sides, side), (statuses, row.status), (purposes, row.purpose)):
+        for table, key in zip(counts.values(), (side, row.status, row.purpose), strict=True):
             table[key] = table.get(key, 0) + row.trials
-    return {"by_side": sides, "by_status": statuses, "by_purpose": purposes}
+    return counts
 
 
 def _list_boards(totals: Iterable[BoardTotal]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
 from farm.store.trial_rows import KnownCandidate
 from farm.types.campaigns import Order
-from farm.values import WINNER_TRIAL, Record, Trial, Workload
+from farm.values import WINNER_TRIAL, Record, Trial
 
 # The columns of a finalist's trial that are kept in memory.
 _KEPT = ("candidate", "attempt", "status", "fault_side", "median_s", "board")
@@ -34,9 +34,6 @@ class VerificationJournal:
             key = RecordKey(row["board_type"], row["workload"], row["operating_point"])
             found[key].append({name: row[name] for name in self._kept})
         return dict(found)
-
-    def fetch_workloads(self) -> dict[tuple[str, str], Workload]:
-        return {(each.board_type, each.hash): each for each in self._store.workloads.fetch(self._campaign)}
 
     def fetch_known(self, key: RecordKey) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(

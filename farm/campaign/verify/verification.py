@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from device_agent.protocol import FaultSide, Outcome, Status
+from device_agent.protocol import Engine, FaultSide, Limits, Outcome, RunSpec, Status
 from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import objectives, programs
 from farm.campaign.verify.coroutines import Loop, Running, done, until
@@ -89,7 +89,7 @@ class Verification:
         self.measured, self.measured_s = 0, 0.0
         self._journal = VerificationJournal(campaign, order, store)
         self._types = {each.board_type: each for each in order.types}
-        self._workloads = self._journal.fetch_workloads()
+        self._workloads = {(each.board_type, each.hash): each for each in store.workloads.fetch(campaign)}
         self._trials = self._journal.fetch_trials()
         self._rejected = {
             (*key.place, str(row["candidate"]))
@@ -278,7 +278,9 @@ class Verification:
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
         inputs = make_inputs(self._workloads[program.key.place].arguments, self._order.search.seed)
-        spec = programs.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
+        # Unscheduled code is slow: it gets a model's time.
+        limits = Limits(timeout_s=self._settings.model_timeout_s, memory_bytes=self._settings.model_memory_bytes)
+        spec = RunSpec(Engine.KERNEL, device=gpus.device_of(self._find_target(program)), limits=limits)
         point = self._types[key.board_type].points[key.point]
         try:
             check.answer = await done(self._worker.run(board.name, point, spec, check.binary, inputs))
