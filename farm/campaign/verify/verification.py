@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -108,11 +108,7 @@ class Verification:
         self._loop, self._worker, self._preparations = Loop(), worker, Preparations(self._may_prepare)
         with_them = self._loop, worker, self._preparations
         self._programs = Programs(*with_them, self._workloads, self._find_target, self._note_retry)
-        for key in (
-            RecordKey(each.board_type, workload.hash, point)
-            for each in order.types
-            for workload, point in itertools.product(each.workloads, each.points)
-        ):
+        for key in _list_tasks(order):
             if key.place not in self._workloads:
                 raise InternalError(f"campaign {campaign} has no workload {key.workload} for {key.board_type}")
             if (record := self._journal.find_own_record(key)) is not None:
@@ -383,3 +379,9 @@ class Verification:
             ],
             "finals": list(self.finals.documents),
         }
+
+
+def _list_tasks(order: Order) -> Iterator[RecordKey]:
+    for each in order.types:
+        for workload, point in itertools.product(each.workloads, each.points):
+            yield RecordKey(each.board_type, workload.hash, point)
