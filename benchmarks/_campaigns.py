@@ -142,7 +142,7 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     """Run one on the first `boards` boards, to its end; raises SystemExit where that is not a good one."""
     import farm
     import farm.settings
-    from farm.campaign.engine.client import wait_settled
+    from farm.campaign.engine.control import wait_settled
     from farm.store import Store
     from farm.types.campaigns import FleetCampaign
 

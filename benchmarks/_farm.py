@@ -17,19 +17,18 @@ import numpy as np
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
-from farm.campaign.engine.host import share_cores
-from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan_models import to_variant
+from farm.campaign.submit import OneModelRequest
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
-from farm.crew.local import LocalFarm
+from farm.crew.local import LocalFarm, share_cores
 from farm.errors import FarmError, UnavailableError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.blocking import BlockingSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.machine import machine_lock
-from farm.report.campaign_table import summary_line
+from farm.report.campaign_rows import summary_line
 from farm.search import tvm_env
 from farm.search.traces import find_default
 from farm.search.tvm_env import host_target, make_target
@@ -107,9 +106,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What every benchmark says of a tuning."""
         tuned = self.tuned
+        counted = tuned.trials["ok"] + tuned.trials["candidate_faults"]
+        per_minute = counted / tuned.seconds_tuning * 60 if tuned.seconds_tuning > 0 else 0.0
         return {
             "trials": tuned.trials,
-            "trials_per_minute": _machine.round_to(tuned.trials_per_minute, 3),
+            "trials_per_minute": _machine.round_to(per_minute, 3),
             "seconds_tuning": round(tuned.seconds_tuning, 1),
             "sum_of_best_ms": None if tuned.latency_s is None else _machine.round_to(tuned.latency_s * 1e3),
             "records": len(self.records),

@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_calls, ray_compilers, ray_nodes
+from farm.campaign.engine import builds, ray_calls, ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.search import tvm_env
 from farm.search.codegen.build_pool import BuildResult, compiler_versions
@@ -38,7 +38,7 @@ _TIMEOUT_S = 3600.0
 
 
 def _launch_waiting(seconds: float, versions: str, options: Mapping[str, Any]) -> Any:
-    """As `ray_compilers.launch_compiler`: a compiler that only takes its time."""
+    """As `builds.launch_compiler`: a compiler that only takes its time."""
 
     class Compiler:
         def where(self) -> str:
@@ -78,14 +78,14 @@ def _building(nodes: int, options: Any) -> Iterator[BuildFarm]:
         for _ in range(nodes):
             cluster.add_node(**_NODE, num_cpus=1)
         settings = Settings(ray_address=cluster.address, ray_max_builders=nodes, build_timeout_s=_TIMEOUT_S)
-        launch = ray_compilers.launch_compiler
+        launch = builds.launch_compiler
         if not options.compile:
             versions = compiler_versions()
             launch = lambda where: _launch_waiting(options.build_s, versions, where)  # noqa: E731 - one of two
         with (
             tempfile.TemporaryDirectory() as folder,
             ray_nodes.farm_ray(settings, 1),
-            mock.patch.object(ray_compilers, "launch_compiler", launch),
+            mock.patch.object(builds, "launch_compiler", launch),
             BuildFarm(settings, pathlib.Path(folder), 1, _machine.say) as farm,
         ):
             [here] = farm._machines.values()

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign import plan_document
-from farm.campaign.engine import client, control
-from farm.campaign.engine.client import EnginePrestart, ensure_engine
+from farm.campaign.engine import control
+from farm.campaign.engine.control import EnginePrestart, ensure_engine
 from farm.campaign.plan import make_plan
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
-from farm.campaign.submit import clone, submit, to_budget
+from farm.campaign.submit import LIMITS, clone, submit, to_budget
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
-from farm.report import campaign_page
+from farm.report import campaign_words
 from farm.report.campaign_document import make_document, make_report
 from farm.settings import Settings
 from farm.store import Store
@@ -30,14 +30,6 @@ from farm.types.campaigns import Budget, FleetCampaign
 from farm.values import Record
 
 Model = str | pathlib.Path | Mapping[str, Any]
-# The keys of a file's budget, as fields of `Budget`.
-_LIMITS = {
-    "trials": "trials",
-    "wall_clock": "wall_clock_s",
-    "board_hours": "board_s",
-    "per_workload": "per_workload",
-    "joules": "energy_j",
-}
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -157,7 +149,7 @@ class Campaign:
                 on_progress(campaign.progress)
 
         with self._open() as store:
-            error = client.find_error(client.wait_settled(self._settings, store, self.name, timeout_s, tell))
+            error = control.find_error(control.wait_settled(self._settings, store, self.name, timeout_s, tell))
             if error is not None:
                 raise error
             return make_document(store, self.name)
@@ -235,7 +227,7 @@ class Campaign:
         """Write its report into a folder; return the paths of the files."""
         with self._open() as store:
             document = make_report(store, self.name)
-        return campaign_page.write_campaign_report(document, pathlib.Path(folder))
+        return campaign_words.write_campaign_report(document, pathlib.Path(folder))
 
     # Inside
 
@@ -253,10 +245,8 @@ class Campaign:
             raise UsageError(f"campaign {self.name} was {what} already", "Campaign.clone does the same again.")
         return self._file
 
-    @contextmanager
-    def _open(self) -> Iterator[Store]:
-        with Store(self._settings.store_location) as store:
-            yield store
+    def _open(self) -> Store:
+        return Store(self._settings.store_location)
 
 
 def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:
@@ -278,8 +268,8 @@ def _list_models(models: Model | Sequence[Model]) -> list[Any]:
 
 def _read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
     """Convert limits written as in a file, None for none, to fields of a `Budget`. Raises UsageError."""
-    if unknown := sorted(limits.keys() - _LIMITS.keys()):
-        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(_LIMITS)}.")
+    if unknown := sorted(limits.keys() - LIMITS.keys()):
+        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(LIMITS)}.")
     given = {key: value for key, value in limits.items() if value is not None}
     checked = to_budget(check_document(given, BudgetSpec, called)) if given else Budget()
-    return {_LIMITS[key]: getattr(checked, _LIMITS[key]) for key in limits}
+    return {LIMITS[key]: getattr(checked, LIMITS[key]) for key in limits}

@@ -12,15 +12,14 @@ from farm.api import Campaign
 from farm.artifacts.artifact_folder import require_room
 from farm.artifacts.given_model import open_model
 from farm.campaign.artifacts import make_artifacts
-from farm.campaign.one_model import OneModelRequest, stamp_name
 from farm.campaign.plan_models import to_variants
-from farm.campaign.submit import require_new_name
+from farm.campaign.submit import OneModelRequest, require_new_name, stamp_name
 from farm.campaign.tune import tune
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models.trained import TRAINED
 from farm.models.zoo import ZOO
-from farm.report.campaign_table import summary_line
+from farm.report.campaign_rows import summary_line
 from farm.search import gpus
 from farm.search.graph import pipelines
 from farm.settings import Settings
@@ -30,8 +29,6 @@ from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
 
-# For a free board to verify the compiled model on.
-_WAIT_S = 300.0
 
 Say = Callable[[str], None]
 
@@ -154,10 +151,10 @@ class Optimized:
         The artifacts themselves lie beside the wheels.
         """
         with Store(self._settings.store_location) as store:
-            made = make_artifacts(self.document, pathlib.Path(folder), self._settings, store, _WAIT_S, self._say)
-        if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
+            made = list(make_artifacts(self.document, pathlib.Path(folder), self._settings, store, self._say))
+        if wrong := [f"{each['name']}: {each['reason']}" for each in made if not each["matches"]]:
             raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
-        return [each.package for each in made if each.package is not None]
+        return [pathlib.Path(each["package"]) for each in made if each["package"] is not None]
 
     def save_package(self, out: str | pathlib.Path) -> pathlib.Path:
         """Compile, verify and pack for one type of board; return the wheel's path.

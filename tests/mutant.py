@@ -89,7 +89,7 @@ MUTANTS = {
     ),
     # The engine, resume and verification
     "a resumed campaign has a new budget": Mutant(
-        "campaign/engine/resume.py", "        campaign.counted += 1\n", "", None
+        "campaign/engine/progress.py", "        campaign.counted += 1\n", "", None
     ),
     "a candidate is timed unchecked": Mutant(
         "campaign/verify/task.py",

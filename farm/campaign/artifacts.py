@@ -5,8 +5,7 @@ Each one is noted in the campaign's progress, so that a killed command can be co
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,8 @@ from farm.store import Store
 from farm.types.campaigns import FleetCampaign
 from farm.types.states import CampaignState
 
-
-@dataclasses.dataclass(frozen=True)
-class MadeArtifact:
-    """An artifact that was made: its path, whether it computes what it should, and its package (None: not packed)."""
-
-    name: str
-    board_type: str
-    folder: Path
-    matches: bool
-    reason: str
-    package: Path | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        paths = {"folder": str(self.folder), "package": str(self.package) if self.package else None}
-        return dataclasses.asdict(self) | paths
+# For a board to verify on: the campaign's own are free by then, others may hold one for a while.
+_WAIT_S = 300.0
 
 
 def make_artifacts(
@@ -45,16 +30,14 @@ def make_artifacts(
     out: Path,
     settings: Settings,
     store: Store,
-    wait_s: float,
     say: Callable[[str], None],
-    keep: Callable[[MadeArtifact], None] = lambda made: None,
     done: Collection[str] = (),
-) -> list[MadeArtifact]:
+) -> Iterator[dict[str, Any]]:
     """Compile, verify and pack all artifacts but those in `done`, by name; `document` is the campaign's.
 
-    `keep` gets each one as soon as it is made. Raises what the steps raise.
+    Yields of each name, board type and folder, whether it `matches` the model or the reason, and the path of its
+    package, None where it does not. Raises what the steps raise.
     """
-    made = []
     for wanted in list_artifacts(document):
         if wanted.name in done:
             continue
@@ -65,34 +48,24 @@ def make_artifacts(
         artifact = make.make_artifact(order, out / wanted.name, settings, store, say)
         cases = checking.make_cases(opened, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
-        with hold_board(settings, store, (kind, None), wait_s, f"verify {wanted.name}", say, is_timed=False) as board:
+        with hold_board(settings, store, (kind, None), _WAIT_S, f"verify {wanted.name}", say, is_timed=False) as board:
             verdict = checking.verify_artifact(artifact, board, opened.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
         if package and (why := explain_name(artifact.manifest.name).partition(";")[0]):
             say(f"{wanted.name}: {why}")
-        made.append(MadeArtifact(wanted.name, kind.name, artifact.folder, verdict.matches, verdict.reason, package))
-        keep(made[-1])
-    return made
+        found: dict[str, Any] = {"name": wanted.name, "board_type": kind.name, "folder": str(artifact.folder)}
+        found |= {"matches": verdict.matches, "reason": verdict.reason}
+        yield found | {"package": None if package is None else str(package)}
 
 
 def _open_model(wanted: ToCompile) -> GivenModel:
-    about = wanted.model
-    model = ModelFacts(
-        name=about["name"],
-        sha256=about["sha256"],
-        origin=about["origin"],
-        shapes=tuple(about.get("shapes", ())),
-        batch=about["batch"],
-    )
+    about = {key: wanted.model[key] for key in ("name", "sha256", "origin", "batch")}
+    model = ModelFacts(**about, shapes=tuple(wanted.model.get("shapes", ())))
     return find_same_model(model, None, "the campaign tuned")
 
 
-# The campaign's own boards are free by then; others may hold one for a while.
-_WAIT_S = 300.0
-
-
 def list_made(campaign: FleetCampaign) -> list[dict[str, Any]]:
-    """Return what was made in the folder that the artifacts go to now (`Made.to_dict`)."""
+    """Return what was made in the folder that the artifacts go to now (`make_artifacts`)."""
     folder = campaign.order.compile_to
     known = (campaign.progress or {}).get("artifacts", ())
     return [dict(each) for each in known if folder is not None and Path(each["folder"]).parent == Path(folder)]
@@ -114,13 +87,10 @@ def make_ordered(
     if folder is None:
         return []
 
-    def keep(made: MadeArtifact) -> None:
+    for made in make_artifacts(document, Path(folder), settings, store, say, _list_done(campaign)):
         now = store.campaigns.require(name)
-        others = [each for each in (now.progress or {}).get("artifacts", ()) if each["folder"] != str(made.folder)]
-        store.campaigns.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made.to_dict()]})
-
-    done = _list_done(campaign)
-    make_artifacts(document, Path(folder), settings, store, _WAIT_S, say, keep, done)
+        others = [each for each in (now.progress or {}).get("artifacts", ()) if each["folder"] != made["folder"]]
+        store.campaigns.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made]})
     return list_made(store.campaigns.require(name))
 
 

@@ -21,12 +21,13 @@ from farm.campaign.plan_estimate import (
     estimate,
     estimate_final_s,
 )
-from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
+from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, start_surveys, take_surveys
 from farm.campaign.spec import CampaignFile, CampaignSpec, MeasureOptions
 from farm.errors import UsageError
 from farm.inventory import documents
 from farm.inventory.board_types import load_board_types
 from farm.inventory.documents import Place
+from farm.processes.jobs import JobProcess
 from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
@@ -53,31 +54,12 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedPoint:
-    """One operating point on boards of one type.
-
-    `recorded` of its workloads have a record; earlier trials give `candidates`. `usable` boards need no operator;
-    `eta_s` is how long trials keep these busy, None without any.
-    """
-
-    at: BoardsAtPoint
-    good: int
-    idle: int
-    usable: int
-    workloads: int
-    recorded: int
-    candidates: int
-    trials: int
-    board_hours: float
-    eta_s: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class PlannedType:
     """One board type. `extracted` counts workloads before equal ones were merged.
 
     `held_s`, `build_s` and `search_s` are the assumed costs of one trial; `costs` are the store's. `surveys` are of the
-    models that it can hold.
+    models that it can hold. `points` are as in the plan's document: `recorded` of the workloads have a record, earlier
+    trials give `known_candidates`; `seconds` is how long trials keep usable boards busy, None without any.
     """
 
     boards: BoardsOfType
@@ -85,7 +67,7 @@ class PlannedType:
     pipelines: tuple[str, ...]
     extracted: int
     workloads: tuple[WorkloadOrder, ...]
-    points: tuple[PlannedPoint, ...]
+    points: tuple[Mapping[str, Any], ...]
     costs: TrialCosts
     held_s: float
     build_s: float
@@ -94,12 +76,13 @@ class PlannedType:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignPlan:
-    """The whole plan. `eta_s` is None where no board can be used."""
+    """The whole plan. `tasks` are workloads that can be measured, on every board type at every operating point."""
 
     spec: CampaignSpec
     models: tuple[ModelVariant, ...]
     types: tuple[PlannedType, ...]
     estimate: CampaignEstimate
+    tasks: int
     host_cores: int
 
     @property
@@ -111,11 +94,6 @@ class CampaignPlan:
     def winners(self) -> int:
         """The most measurements of finalists."""
         return sum(self.estimate.winners)
-
-    @property
-    def tasks(self) -> int:
-        """Workloads that can be measured, on every board type at every operating point."""
-        return sum(point.workloads for each in self.types for point in each.points if point.usable)
 
     @property
     def board_hours(self) -> float:
@@ -190,7 +168,8 @@ def plan_campaign(
             _plan_point(each, at, known[each.boards.board_type.name], *next(spent)) for at in each.boards.points
         )
         filled.append(dataclasses.replace(each, points=points))
-    return CampaignPlan(spec, tuple(models), tuple(filled), estimated, host_cores)
+    tasks = sum(lane.jobs for lane in lanes if lane.boards)
+    return CampaignPlan(spec, tuple(models), tuple(filled), estimated, tasks, host_cores)
 
 
 def _plan_type(
@@ -231,21 +210,22 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint, window_s: float) -> LaneEs
 
 def _plan_point(
     planned: PlannedType, at: BoardsAtPoint, known: Known, lane: LaneEstimate, trials: int, board_hours: float
-) -> PlannedPoint:
+) -> dict[str, Any]:
     boards = planned.boards
     hashes = [each.hash for each in planned.workloads]
-    return PlannedPoint(
-        at=at,
-        good=len(boards.good & set(at.boards)),
-        idle=len(boards.idle & set(at.boards)),
-        usable=len(lane.boards),
-        workloads=len(hashes),
-        recorded=sum((each, at.key) in known.recorded for each in hashes),
-        candidates=sum(known.candidates.get((each, at.key), 0) for each in hashes),
-        trials=trials,
-        board_hours=board_hours,
-        eta_s=trials * lane.held_s / len(lane.boards) if lane.boards else None,
-    )
+    return {
+        "point": at.key,
+        "boards": list(at.boards),
+        "missing": dict(at.missing),
+        "good": len(boards.good & set(at.boards)),
+        "idle": len(boards.idle & set(at.boards)),
+        "workloads": len(hashes),
+        "recorded": sum((each, at.key) in known.recorded for each in hashes),
+        "known_candidates": sum(known.candidates.get((each, at.key), 0) for each in hashes),
+        "trials": trials,
+        "board_hours": board_hours,
+        "seconds": trials * lane.held_s / len(lane.boards) if lane.boards else None,
+    }
 
 
 def require_unchanged(plan: Mapping[str, Any], models: Sequence[ModelVariant]) -> None:
@@ -317,11 +297,18 @@ def _survey(
     texts: bool,
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """Survey every model for every type that can hold it. Types of one form share an import."""
-    wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
+    wanted = [
+        (model, each, Form.of(each.target.config, each.target.cores, each.board_type.pipeline))
+        for each in types
+        for model in models
+        if model.name not in each.too_big
+    ]
     jobs = list({(model.index, model.name, form): (model, form) for model, _, form in wanted}.values())
     answers: dict[tuple[int, str, Form], WorkloadSurvey] = {}
     faults: list[tuple[Place, str]] = []
-    for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True):
+    with JobProcess() as process:
+        surveys = take_surveys(start_surveys(process, jobs, texts=texts), note)
+    for (model, form), answer in zip(jobs, surveys, strict=True):
         if isinstance(answer, UsageError):
             faults.append((("models", model.index), f"{model.name}: {documents.to_text(answer)}"))
         else:
@@ -334,10 +321,6 @@ def _survey(
     ]
     _require_work(campaign, surveyed)
     return surveyed
-
-
-def _to_form(boards: BoardsOfType) -> Form:
-    return Form.of(boards.target.config, boards.target.cores, boards.board_type.pipeline)
 
 
 def _require_work(campaign: CampaignFile, surveyed: Sequence[tuple[BoardsOfType, Surveyed]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from device_agent.protocol import Clocks, OperatingPoint
 from farm import units
@@ -28,18 +28,13 @@ from farm.search.graph import pipelines
 from farm.types.documents import BoardInfo
 from farm.values import DEFAULT_POINT, Health, State
 
-
-class PointOnBoard(NamedTuple):
-    """A board's version of a point: the key and the request. `written`: the point's own key, before merging."""
-
-    key: str
-    point: OperatingPoint
-    written: str
+# A board's version of a point: its key, the request, and the key as written, before merging.
+_PointOnBoard = tuple[str, OperatingPoint, str]
 
 
 def plan_points(
     specs: Sequence[PointSpec], board_type: BoardType, description: Mapping[str, Any]
-) -> Iterator[PointOnBoard | str]:
+) -> Iterator[_PointOnBoard | str]:
     """Return a board's version of each point, or why it lacks it.
 
     Points that are equal on the board get one key: the default's where it is among them, else the first one's.
@@ -50,10 +45,10 @@ def plan_points(
     kept: dict[object, GridPoint] = {}
     for spec in specs:
         if spec.is_default:
-            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), DEFAULT_POINT)
+            yield DEFAULT_POINT, OperatingPoint(), DEFAULT_POINT
             continue
         if clocks is None:
-            yield PointOnBoard(format_spec(spec), to_point(spec), format_spec(spec))
+            yield format_spec(spec), to_point(spec), format_spec(spec)
             continue
         try:
             planned = _plan_point(spec, clocks, coupling)
@@ -61,10 +56,10 @@ def plan_points(
             yield f"{error.message}; {error.hint}" if error.hint else error.message
             continue
         if has_default and is_default(planned, clocks, coupling):
-            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), planned.key)
+            yield DEFAULT_POINT, OperatingPoint(), planned.key
         else:
             first = kept.setdefault((planned.domains, planned.variant), planned)
-            yield PointOnBoard(first.key, first.point, planned.key)
+            yield first.key, first.point, planned.key
 
 
 def _plan_point(spec: PointSpec, clocks: Clocks, coupling: Coupling) -> GridPoint:
@@ -260,11 +255,12 @@ def _plan_points(
             if isinstance(planned, str):
                 missing[name] = planned
                 continue
-            found.setdefault(planned.key, (planned.point, {}))[1][name] = None
-            keys.append(planned.key)
-            if planned.written != planned.key:
-                missing[name] = f"{planned.written} and {planned.key} are the same on it"
-                merged.setdefault((planned.written, planned.key), []).append(name)
+            key, point, written = planned
+            found.setdefault(key, (point, {}))[1][name] = None
+            keys.append(key)
+            if written != key:
+                missing[name] = f"{written} and {key} are the same on it"
+                merged.setdefault((written, key), []).append(name)
         for key in keys:
             reasons.setdefault(key, {}).update(missing)
         if not keys:

@@ -61,22 +61,7 @@ def _type_document(planned: PlannedType) -> dict[str, Any]:
         },
         "extracted_workloads": planned.extracted,
         "workloads": [each.model_dump(mode="json") for each in planned.workloads],
-        "operating_points": [
-            {
-                "point": each.at.key,
-                "boards": list(each.at.boards),
-                "missing": dict(each.at.missing),
-                "good": each.good,
-                "idle": each.idle,
-                "workloads": each.workloads,
-                "recorded": each.recorded,
-                "known_candidates": each.candidates,
-                "trials": each.trials,
-                "board_hours": each.board_hours,
-                "seconds": each.eta_s,
-            }
-            for each in planned.points
-        ],
+        "operating_points": list(planned.points),
         "lacking": dict(boards.lacking),
         "too_big": dict(boards.too_big),
         "cost": {

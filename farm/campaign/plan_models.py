@@ -53,7 +53,11 @@ class ModelVariant:
 
     def load(self) -> onnx.ModelProto:
         """Load a fresh copy with these shapes."""
-        return _set_shapes(self.source, self.shapes, self.batch)[0]
+        if self.batch is not None:
+            return set_batch(self.source, self.shapes, self.batch)[0]
+        model = self.source.load()
+        resolve_inputs(read_inputs(model), parse_shapes(self.shapes), model)
+        return model
 
 
 def to_variants(opened: GivenModel) -> list[ModelVariant]:
@@ -133,15 +137,6 @@ def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | No
     return tuple(chosen)
 
 
-def _set_shapes(
-    source: ModelSource, shapes: Sequence[str], batch: int | None
-) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
-    if batch is not None:
-        return set_batch(source, shapes, batch)
-    model = source.load()
-    return model, resolve_inputs(read_inputs(model), parse_shapes(shapes), model)
-
-
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
     """Return the workloads, the heaviest first, and the name of the graph pipeline used. Raises UsageError."""
     if board_type.target is None:
@@ -184,8 +179,8 @@ class Form:
 class WorkloadSurvey:
     """The workloads of a model in a form, and the pipeline used.
 
-    Without `texts` (`survey_apart`) the workloads lack their functions. `predicted_s`: estimated time of a call (s), by
-    hash, where a family has one.
+    Without `texts` (`start_surveys`) the workloads lack their functions. `predicted_s`: estimated time of a call (s),
+    by hash, where a family has one.
     """
 
     workloads: tuple[Workload, ...]
@@ -217,16 +212,6 @@ def take_surveys(surveys: Surveys, note: Callable[[str], None]) -> list[Workload
         except UsageError as error:
             done.append(error)
     return done
-
-
-def survey_apart(
-    jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
-) -> list[WorkloadSurvey | UsageError]:
-    """Survey all jobs at once; see `start_surveys`."""
-    if not jobs:
-        return []
-    with JobProcess() as process:
-        return take_surveys(start_surveys(process, jobs, texts=texts), note)
 
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:

@@ -38,12 +38,14 @@ def _seconds(value: Any) -> Any:
         raise ValueError(f"{why}; examples: 100ms, {DURATION_EXAMPLES}") from None
 
 
-def _joules(value: Any) -> Any:
-    return parse_energy_j(str(value))
-
-
 def _one_or_more(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else (value,)
+
+
+def _some(kind: Any) -> Any:
+    """Take one of a kind where several may be."""
+    several: Any = tuple
+    return pydantic.BeforeValidator(_one_or_more, json_schema_input_type=kind | several[kind, ...])
 
 
 def _cores(value: Any) -> Any:
@@ -82,7 +84,9 @@ def _name(value: str) -> str:
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 # Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
-Joules = Annotated[float, pydantic.BeforeValidator(_joules, json_schema_input_type=Text)]
+Joules = Annotated[
+    float, pydantic.BeforeValidator(lambda value: parse_energy_j(str(value)), json_schema_input_type=Text)
+]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
 Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
@@ -100,9 +104,7 @@ class ModelSpec(StrictModel):
     path: Text | None = None
     name: Text | None = None
     shape: dict[str, tuple[Count, ...]] = pydantic.Field(default_factory=dict)
-    batch: Annotated[
-        tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Batch | tuple[Batch, ...])
-    ] = ()
+    batch: Annotated[tuple[Batch, ...], _some(Batch)] = ()
     lengths: Text | None = None
 
     @pydantic.model_validator(mode="before")
@@ -144,11 +146,7 @@ class BoardsSpec(StrictModel):
     `simulated`: only virtual boards, or only real ones; unset: real ones where there are any.
     """
 
-    types: Annotated[
-        tuple[Name, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Name | tuple[Name, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ]
+    types: Annotated[tuple[Name, ...], _some(Name), pydantic.AfterValidator(_not_empty)]
     labels: dict[LabelName, Label] = pydantic.Field(default_factory=dict)
     simulated: pydantic.StrictBool | None = None
 
@@ -228,9 +226,7 @@ class SearchSpec(StrictModel):
     loss: Literal["reg", "rank", "rank-binary"] | None = None
     early_stopping: Count | None = None
     early_stopping_all: Count | None = None
-    ops: Annotated[
-        tuple[Text, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Text | tuple[Text, ...])
-    ] = ()
+    ops: Annotated[tuple[Text, ...], _some(Text)] = ()
     warm_start: pydantic.StrictBool = True
     exact: pydantic.StrictBool = False
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
@@ -276,19 +272,13 @@ class CampaignSpec(StrictModel):
     """
 
     name: CampaignName
-    models: Annotated[
-        tuple[ModelSpec, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OneModel | tuple[_OneModel, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ]
+    models: Annotated[tuple[ModelSpec, ...], _some(_OneModel), pydantic.AfterValidator(_not_empty)]
     boards: BoardsSpec
     device: Literal["cpu", "gpu"] = "cpu"
     weights: Literal["float32", "bf16", "bf16-all", "fp16"] = "float32"
-    operating_points: Annotated[
-        tuple[PointSpec, ...],
-        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OnePoint | tuple[_OnePoint, ...]),
-        pydantic.AfterValidator(_not_empty),
-    ] = (PointSpec(),)
+    operating_points: Annotated[tuple[PointSpec, ...], _some(_OnePoint), pydantic.AfterValidator(_not_empty)] = (
+        PointSpec(),
+    )
     objective: Literal["latency", "energy", "edp"] = "latency"
     deadline: Seconds | None = None
     budget: BudgetSpec

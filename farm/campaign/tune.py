@@ -1,6 +1,6 @@
 """Tune one model: submit a campaign, watch it until its end, read its result.
 
-`farm tune` is this, and the first half of quickstart. `one_model` makes the order.
+`farm tune` is this, and the first half of quickstart. `submit` makes the order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome
-from farm.campaign import one_model
-from farm.campaign.engine import client, control
-from farm.campaign.engine.client import find_error, is_settled
+from farm.campaign import submit
+from farm.campaign.engine import control
+from farm.campaign.engine.control import find_error, is_settled
 from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import ENGINE
-from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_models import WorkloadSurvey, start_surveys, take_surveys
+from farm.campaign.submit import MeasuringPlace, OneModelRequest
 from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes.jobs import JobProcess
@@ -69,18 +69,11 @@ class Tuned:
     latency_s: float | None
     recalled: int
     seconds_to_first_trial: float | None
-    seconds_starting: float
     seconds_tuning: float
     overheads_s: tuple[float, ...]
     history: tuple[tuple[int, float], ...]
     measured: Mapping[str, int] = dataclasses.field(default_factory=dict)
     final: Mapping[str, Any] | None = None
-
-    @property
-    def trials_per_minute(self) -> float:
-        """The trials per minute, start-up included."""
-        counted = self.trials["ok"] + self.trials["candidate_faults"]
-        return counted / self.seconds_tuning * 60 if self.seconds_tuning > 0 else 0.0
 
     @property
     def records(self) -> int:
@@ -106,9 +99,9 @@ def tune(request: OneModelRequest, settings: Settings, store: Store, listener: T
     """Tune a model and return the result. The campaign is paused, or cancelled before its first trial, if this ends.
 
     Raises UsageError, UnavailableError, BoardUnsafeError, MachineBusyError, and the error of a campaign that was not
-    finished (`client.find_error`).
+    finished (`control.find_error`).
     """
-    place = one_model.choose_place(request, store, settings)
+    place = submit.choose_place(request, store, settings)
     if place.boards and request.board is None:
         left_out = find_left_out(store.boards.fetch(), request.board_type.name, place.boards)
         if left_out and not request.virtual:
@@ -117,7 +110,7 @@ def tune(request: OneModelRequest, settings: Settings, store: Store, listener: T
         with machine_lock(request.wait_s, listener.note):
             pass  # the engine takes it
     run = _Run(request, place, settings, store, listener)
-    with client.EnginePrestart(settings) as engine:
+    with control.EnginePrestart(settings) as engine:
         try:
             return run.carry_out(engine)
         finally:
@@ -134,14 +127,13 @@ class _Run:
         self._store, self._listener = store, listener
         self._waiting_since: float | None = None
         self._recalled = 0
-        self._submitted_at = request.since
         self._workloads: tuple[Workload, ...] = ()
         # The calls in one inference, at the greatest length.
         self._weights: dict[str, float] = {}
 
-    def carry_out(self, engine: client.EnginePrestart) -> Tuned:
+    def carry_out(self, engine: control.EnginePrestart) -> Tuned:
         """Submit the campaign and watch it until it has ended."""
-        form = one_model.to_form(self._request, self._place)
+        form = submit.to_form(self._request, self._place)
         close_abandoned_campaigns(self._store)
         with JobProcess() as process:
             surveys = start_surveys(process, [(model, form) for model in self._request.models], texts=True)
@@ -151,7 +143,7 @@ class _Run:
             return self._conclude_without()
         try:
             engine.ensure()
-            campaign = client.wait_settled(self._settings, self._store, name, on_progress=self._look)
+            campaign = control.wait_settled(self._settings, self._store, name, on_progress=self._look)
         except BaseException:
             self._withdraw(name)
             raise
@@ -165,7 +157,7 @@ class _Run:
             begun = any(self._store.trials.count(self._store.campaigns.require(name).id).values())
             (control.pause if begun else control.cancel)(self._settings, self._store, name, name_user())
 
-    def await_release(self, engine: client.EnginePrestart) -> None:
+    def await_release(self, engine: control.EnginePrestart) -> None:
         """Wait until the engine has released its boards, unless other campaigns need it."""
         engine.close()
         if any(map(control.needs_engine, self._store.campaigns.fetch(over=False))):
@@ -183,8 +175,8 @@ class _Run:
         surveys = [each for each in answers if isinstance(each, WorkloadSurvey)]
         request, place, note = self._request, self._place, self._listener.note
         found = {each.hash: each for survey in reversed(surveys) for each in survey.workloads}
-        chosen = one_model.choose_workloads(list(found.values()), request.ops)
-        self._workloads = one_model.drop_known(request, chosen, self._store) if request.only_unknown else chosen
+        chosen = submit.choose_workloads(list(found.values()), request.ops)
+        self._workloads = submit.drop_known(request, chosen, self._store) if request.only_unknown else chosen
         if request.only_unknown:
             note(f"tuning {len(self._workloads)} of {len(chosen)} workloads, which have no record")
         if not self._workloads:
@@ -199,10 +191,9 @@ class _Run:
                 len(self._store.trials.fetch_known_candidates(each.hash, kind, DEFAULT_POINT, place.simulated))
                 for each in self._workloads
             )
-        self._submitted_at = time.monotonic()
         if self._recalled:
             note(f"starting from {self._recalled} candidates measured by earlier runs (--fresh would not)")
-        return one_model.submit(request, place, surveys, self._workloads, self._store, self._settings, name_user())
+        return submit.submit_one(request, place, surveys, self._workloads, self._store, self._settings, name_user())
 
     def _look(self, campaign: FleetCampaign) -> None:
         """Show its progress. Raises UnavailableError where no board was free in time."""
@@ -249,7 +240,6 @@ class _Run:
             latency_s=math.fsum(parts) if len(parts) == len(mine) else None,
             recalled=self._recalled,
             seconds_to_first_trial=None if first is None else first - began,
-            seconds_starting=self._submitted_at - self._request.since,
             seconds_tuning=max(row["recorded_at"] for row in rows) - campaign.started_at if rows else 0.0,
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
@@ -272,10 +262,10 @@ class _Run:
         kind, source = request.board_type.name, request.model.source
         campaign = store.campaigns.start(request.command, source.name, source.sha256, kind, request.trials, {})
         store.campaigns.finish(campaign, "finished")
-        target = one_model.to_form(request, self._place).to_target()
+        target = submit.to_form(request, self._place).to_target()
         trials = store.trials.count(campaign)
         board = self._find_board(Counter())
-        return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, 0.0, (), ())
+        return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, (), ())
 
     def _find_board(self, measured: Counter[str]) -> Mapping[str, Any]:
         name = measured.most_common(1)[0][0] if measured else next(iter(self._place.boards), "")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import pathlib
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder
-from farm.campaign import artifacts
+from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import control
-from farm.cli import campaign_run, options, output, tables
-from farm.cli.campaign_options import Limits, Name, draw
+from farm.cli import campaign_options, campaign_plan, options, output, tables
+from farm.cli.campaign_options import CampaignScreen, Limits, Name, draw
 from farm.errors import UsageError
 from farm.processes import machine
-from farm.report import campaign_document, campaign_page, campaign_rows
+from farm.report import campaign_document, campaign_rows, campaign_words
+from farm.settings import Settings
+from farm.store import Store
 from farm.types import campaigns
 from farm.types.states import CampaignState
 from farm.units import format_minute
+
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
+]
 
 
 @output.command
@@ -40,8 +46,7 @@ def list_campaigns() -> output.Document:
 def show(
     name: Name,
     out: Annotated[
-        pathlib.Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for a report: pages, tables, pictures and JSON."),
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for a report: pages, tables, pictures and JSON.")
     ] = None,
 ) -> output.Document:
     """Show a campaign. Its tasks, how far each is, its boards and winners; --out writes its report, at any time."""
@@ -50,7 +55,7 @@ def show(
         make = campaign_document.make_document if out is None else campaign_document.make_report
         document = make(store, name)
     if out is not None:
-        document["report"] = campaign_page.write_campaign_report(document, out, output.note)
+        document["report"] = campaign_words.write_campaign_report(document, out, output.note)
     yield document
     if out is not None:
         print(document["report"]["page"])
@@ -125,23 +130,172 @@ def _row(campaign: campaigns.FleetCampaign) -> tuple[object, ...]:
 
 def _list_limits(campaign: campaigns.FleetCampaign) -> list[str]:
     limits = campaign.budget
-    found = []
-    if limits.trials is not None:
-        found.append(f"{limits.trials:,} trials")
-    if limits.per_workload is not None:
-        found.append(f"{limits.per_workload:,} per workload")
-    if limits.wall_clock_s is not None:
-        found.append(f"{limits.wall_clock_s / 3600:g} h")
-    if limits.board_s is not None:
-        found.append(f"{limits.board_s / 3600:g} board-hours")
-    return found
+    hours, board_hours = (each and each / 3600 for each in (limits.wall_clock_s, limits.board_s))
+    counts = (("{:,} trials", limits.trials), ("{:,} per workload", limits.per_workload))
+    return [
+        form.format(value) for form, value in (*counts, ("{:g} h", hours), ("{:g} board-hours", board_hours)) if value
+    ]
+
+
+@output.command
+def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A campaign file; docs/howto/plan-a-campaign.md says how to write one."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would do: workloads, boards, trials, time.")
+    ] = False,
+    again: Annotated[str, typer.Option("--from", metavar="NAME", help="Run a campaign again, without a file.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NEW", help="Name of the campaign that --from makes.")] = "",
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", min=1, help="Trials of the campaign that --from makes.")
+    ] = None,
+    detach: Detach = False,
+    compile_to: campaign_options.CompileTo = None,
+    json: options.Json = False,
+) -> None:
+    """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
+    if again or name or trials:
+        if file is not None or dry_run or not (again and name):
+            raise UsageError("--from OLD --name NEW run a campaign again, without a file")
+        _run_again(again, name, {} if trials is None else {"trials": trials}, detach, json)
+        return
+    if file is None:
+        raise UsageError("which campaign?", "Give a campaign file, or --from OLD --name NEW.")
+    if dry_run:
+        output.carry_out(campaign_plan.plan(file), json)
+        return
+    if detach and compile_to is not None:
+        raise UsageError(
+            "--compile waits for the campaign's end, --detach does not",
+            "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
+        )
+    if compile_to is not None:
+        artifact_folder.require_room(compile_to)
+
+    campaign = spec.read_campaign(file)
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    with options.open_store(settings) as store, control.EnginePrestart(settings) as engine:
+        command = f"campaign run {file}"
+        folder = campaign_options.to_folder(compile_to)
+        who = machine.name_user()
+        started = submit.submit(campaign, store, settings, who, command, screen.note, engine.begin, folder)
+        _carry_out(engine, settings, store, started, screen, detach, json)
+    if not detach:
+        campaign_options.make(settings, started, screen.note, json)
+
+
+@output.command
+def attach(name: Name, json: options.Json = False) -> None:
+    """Show a campaign until it ends. Ctrl-C ends the showing alone; the campaign goes on."""
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    with options.open_store(settings) as store:
+        try:
+            _follow(settings, store, name, screen, json)
+        except KeyboardInterrupt:
+            screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
+            raise SystemExit(output.INTERRUPTED) from None
+
+
+@output.command
+def resume(
+    name: Name, detach: Detach = False, compile_to: campaign_options.CompileTo = None, json: options.Json = False
+) -> None:
+    """Resume a paused or interrupted campaign. Every trial that it made is kept, and none is made twice.
+
+    What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
+    """
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    if compile_to is not None:
+        artifact_folder.require_room(compile_to)
+    with options.open_store(settings) as store:
+        if compile_to is not None:
+            store.campaigns.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
+        campaign = store.campaigns.require(name)
+        if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
+            control.resume(store, name, machine.name_user())
+            with control.EnginePrestart(settings) as engine:
+                _carry_out(engine, settings, store, name, screen, detach, json)
+    if not detach:
+        campaign_options.make(settings, name, screen.note, json)
+
+
+def _run_again(name: str, new: str, changes: dict[str, Any], detach: bool, json: bool) -> None:
+    """Run a campaign again under another name; `farm campaign budget` changes what it may use."""
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        submit.clone(store, name, new, changes, machine.name_user(), f"campaign run --from {name} --name {new}")
+        with control.EnginePrestart(settings) as engine:
+            _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
+
+
+def _carry_out(
+    engine: control.EnginePrestart,
+    settings: Settings,
+    store: Store,
+    name: str,
+    screen: CampaignScreen,
+    detach: bool,
+    json: bool,
+) -> None:
+    """Ensure that an engine runs the campaign, and follow it; Ctrl-C pauses it."""
+    try:
+        engine.ensure()
+        if not detach:
+            _follow(settings, store, name, screen, json, more=True)
+            return
+    except KeyboardInterrupt:
+        screen.close()
+        state = control.pause(settings, store, name, machine.name_user()).state
+        said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
+        screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
+        raise SystemExit(output.INTERRUPTED) from None
+    campaign = store.campaigns.require(name)
+    if json:
+        output.print_json(campaign_document.summarise(campaign))
+    else:
+        print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
+
+
+def _follow(
+    settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool, more: bool = False
+) -> None:
+    """Show a campaign until it is settled, then its end. Raises what its end stands for.
+
+    With `more` artifacts follow where they were ordered: where it ended well, nothing is said on stdout then.
+    """
+    try:
+        campaign = control.wait_settled(settings, store, name, on_progress=screen.show)
+    finally:
+        screen.close()
+    screen.finish(campaign)
+    error = control.find_error(campaign)
+    told = not (more and campaign.order.compile_to is not None)
+    if json and (told or error is not None):
+        output.print_json(campaign_document.make_document(store, name))
+    if error is not None:
+        raise error
+    if told and not json:
+        print(f"`farm campaign show {name} --out FOLDER` writes its report; `farm record list` shows records")
+        document = campaign_document.summarise(campaign)
+        for final in campaign_rows.list_finals(document["progress"]):
+            output.say(campaign_rows.describe_final(final))
+        if artifacts.is_pending(campaign, document):
+            print(f"`farm campaign resume {name}` makes its artifacts in {campaign.order.compile_to}")
+            return
+        for each in artifact_folder.list_artifacts(document):
+            output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied
 
 
 app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
 
-app.command("run")(campaign_run.run)
-app.command("attach")(campaign_run.attach)
-app.command("resume")(campaign_run.resume)
+app.command("run")(run)
+app.command("attach")(attach)
+app.command("resume")(resume)
 app.command("list")(list_campaigns)
 app.command("show")(show)
 app.command("pause")(pause)

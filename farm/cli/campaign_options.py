@@ -12,12 +12,12 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from farm.campaign import artifacts
+from farm.campaign import artifacts, submit
 from farm.cli import options, output, tables
 from farm.cli.options import NONE, read_duration_s
 from farm.cli.output import stderr
 from farm.errors import PermanentError, UsageError
-from farm.report import campaign_document, campaign_table
+from farm.report import campaign_document, campaign_rows
 from farm.settings import Settings
 from farm.types import campaigns
 from farm.units import parse_energy_j
@@ -50,7 +50,7 @@ class CampaignScreen:
             self._live.update(draw(campaign, stderr.height, stderr.width))
         elif changed or time.monotonic() - self._printed_at >= _PLAIN_INTERVAL_S:
             self._printed_at = time.monotonic()
-            line = campaign_table.summary_line(
+            line = campaign_rows.summary_line(
                 campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress or {}
             )
             stderr.print(line, soft_wrap=True, markup=False)
@@ -68,8 +68,8 @@ class CampaignScreen:
 
 
 def draw(campaign: campaigns.FleetCampaign, height: int | None, width: int | None) -> RenderableType:
-    """Draw a campaign's tables; see `campaign_table.draw`."""
-    return campaign_table.draw(
+    """Draw a campaign's tables; see `campaign_rows.draw`."""
+    return campaign_rows.draw(
         campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress, height, width
     )
 
@@ -154,25 +154,13 @@ class Limits:
     def read(self) -> dict[str, Any]:
         """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
         changes: dict[str, Any] = {}
-        if self.trials is not None:
-            changes["trials"] = _read_count("--trials", self.trials)
-        if (text := self.wall_clock) is not None:
-            changes["wall_clock_s"] = None if text == NONE else read_duration_s("--wall-clock", text)
-        if self.board_hours is not None:
-            changes["board_s"] = _read_hours(self.board_hours)
-        if self.per_workload is not None:
-            changes["per_workload"] = _read_count("--per-workload", self.per_workload)
-        if self.joules is not None:
-            try:
-                changes["energy_j"] = None if self.joules == NONE else parse_energy_j(self.joules)
-            except ValueError as error:
-                raise UsageError(f"--joules {self.joules!r}: {error}") from error
+        for name, read in _READ_LIMITS.items():
+            if (text := getattr(self, name)) is not None:
+                changes[submit.LIMITS[name]] = None if text == NONE else read(f"--{name.replace('_', '-')}", text)
         return changes
 
 
-def _read_count(option: str, text: str) -> int | None:
-    if text == NONE:
-        return None
+def _read_count(option: str, text: str) -> int:
     try:
         count = int(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -182,13 +170,27 @@ def _read_count(option: str, text: str) -> int | None:
     return count
 
 
-def _read_hours(text: str) -> float | None:
-    if text == NONE:
-        return None
+def _read_hours(option: str, text: str) -> float:
     try:
         hours = float(text.removesuffix("h"))
     except ValueError:
         hours = 0.0
     if not 0 < hours < float("inf"):
-        raise UsageError(f"--board-hours must be hours above 0, or {NONE}, not {text!r}")
+        raise UsageError(f"{option} must be hours above 0, or {NONE}, not {text!r}")
     return hours * 3600
+
+
+def _read_joules(option: str, text: str) -> float:
+    try:
+        return parse_energy_j(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}") from error
+
+
+_READ_LIMITS: dict[str, Callable[[str, str], float]] = {
+    "trials": _read_count,
+    "wall_clock": read_duration_s,
+    "board_hours": _read_hours,
+    "per_workload": _read_count,
+    "joules": _read_joules,
+}

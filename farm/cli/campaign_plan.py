@@ -75,16 +75,10 @@ def _print_plan(planned: CampaignPlan) -> None:
     rows = [
         (
             each.boards.board_type.name,
-            point.at.key,
-            point.workloads,
-            point.recorded,
-            point.candidates,
-            len(point.at.boards),
-            point.good,
-            point.idle,
-            f"{point.trials:,}",
-            f"{point.board_hours:.2f}",
-            None if point.eta_s is None else _span(point.eta_s),
+            *(point[key] for key in ("point", "workloads", "recorded", "known_candidates")),
+            len(point["boards"]),
+            *(point["good"], point["idle"], f"{point['trials']:,}", f"{point['board_hours']:.2f}"),
+            None if point["seconds"] is None else _span(point["seconds"]),
         )
         for each in planned.types
         for point in each.points
@@ -149,8 +143,8 @@ def _describe_type(planned: PlannedType) -> Iterator[str]:
     for text, why in boards.too_big.items():
         yield f"{name}: not {text}: {why}"
     for point in planned.points:
-        for board, why in point.at.missing.items():
-            yield f"{name}: {board} not at {point.at.key}: {why}"
+        for board, why in point["missing"].items():
+            yield f"{name}: {board} not at {point['point']}: {why}"
     for note in boards.notes:
         yield f"{name}: {note}"
 

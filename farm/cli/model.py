@@ -21,7 +21,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.models import quantise, trained, zoo
 from farm.models.source import summarise
-from farm.report import campaign_rows, explain_page
+from farm.report import campaign_rows, model_pages
 from farm.search import traces
 from farm.search.graph import importer, pipelines
 from farm.units import format_bytes, format_latency, format_minute, format_number
@@ -106,7 +106,7 @@ def explain(
     with options.open_store() as store:
         document = explaining.explain(artifact, opened, store)
     if out is not None:
-        document["report"] = explain_page.write_report(document, out)
+        document["report"] = model_pages.write_explain_report(document, out)
     yield document
     rows = [
         (

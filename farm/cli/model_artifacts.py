@@ -13,7 +13,7 @@ from farm.artifacts import artifact_folder, checking, given_model, import_check,
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
-from farm.campaign import one_model, plan_models, tune
+from farm.campaign import plan_models, submit, tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_options import CampaignScreen
 from farm.cli.options import read_duration_s
@@ -247,7 +247,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
     """Tune what has no record of its own board type, as `farm tune` does."""
     screen = CampaignScreen()
     model, *others = plan_models.to_variants(order.opened)
-    request = one_model.OneModelRequest(
+    request = submit.OneModelRequest(
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, others=tuple(others),
         since=since,
     )  # fmt: skip

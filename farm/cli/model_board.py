@@ -23,7 +23,7 @@ from farm.connectivity import addresses, host_keys, ssh
 from farm.errors import PermanentError, UsageError
 from farm.points import requests
 from farm.points import values as point_values
-from farm.report import bench_page
+from farm.report import model_pages
 from farm.units import format_bytes
 from farm.values import BENCH, RUN
 
@@ -201,7 +201,7 @@ def bench(
             kept = {**document, "models": [model]}
             result_cli.keep(store, BENCH, kept, model=model["model"], board=document["board"], device=model["device"])
     if out is not None:
-        document["report"] = bench_page.write_report(document, out)
+        document["report"] = model_pages.write_bench_report(document, out)
     wrong = [
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]

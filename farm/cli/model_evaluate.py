@@ -18,11 +18,11 @@ from farm.cli.model_artifacts import Board, Wait, read_labels
 from farm.cli.model_board import Point, read_subject
 from farm.cli.options import read_duration_s
 from farm.errors import UsageError
-from farm.evaluation import datasets, variants
+from farm.evaluation import datasets
 from farm.evaluation import evaluate as evaluation
 from farm.points import requests
 from farm.points import values as point_values
-from farm.report import evaluate_page
+from farm.report import model_pages
 from farm.search import gpus
 from farm.values import EVALUATE
 
@@ -65,7 +65,7 @@ def evaluate(
     wait: Wait = "60s",
 ) -> output.Document:
     """Score a model on data. By precision: accuracy with its change, latency, energy and size, on a board."""
-    precisions = variants.read_precisions(weights or "float32")
+    precisions = evaluation.read_precisions(weights or "float32")
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     if out is not None:
         artifact_folder.require_room(out)
@@ -90,7 +90,7 @@ def evaluate(
         else:
             simulated = known is not None and store.boards.require(known).simulated
             used, folder = gpus.require_device(kind, device), Path(scratch)
-            made, missing = variants.make_variants(
+            made, missing = evaluation.make_variants(
                 opened, used, simulated, precisions, facts.text, calibrate, folder, settings, store, output.note
             )
         for artifact in made.values():
@@ -107,13 +107,13 @@ def evaluate(
             "board": {"name": about.name, "type": about.board_type, "simulated": about.simulated},
             "device": device,
             "operating_point": operating_point,
-            "calibration": str(data) if variants.INT8 in made else None,
+            "calibration": str(data) if evaluation.INT8 in made else None,
             **part,
         }
         document["rows"] += [{"precision": name, "latency_s": None, "reason": why} for name, why in missing.items()]
         result_cli.keep(store, EVALUATE, document, model=opened.about.name, board=document["board"], device=device)
     if out is not None:
-        document["report"] = evaluate_page.write_report(document, out)
+        document["report"] = model_pages.write_evaluate_report(document, out)
     yield document
     _print(document)
 
@@ -154,9 +154,9 @@ def _print(document: dict[str, Any]) -> None:
             for each in examples
             for bests in [[each["found"].get(row["precision"]) for row in made]]
         ]
-        heads = ["Example", "Label", *map(evaluate_page.name_row, made)]
+        heads = ["Example", "Label", *map(model_pages.name_row, made)]
         tables.print_table(heads, found, left=range(len(heads)))
-    heads, rows = evaluate_page.list_rows(document)
+    heads, rows = model_pages.list_rows(document)
     tables.print_table(heads, rows, spare=("Size", "Energy (mJ)"))
     board = document["board"]
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from farm import units
 from farm.cli import output, tables
-from farm.report import sweep_answer
+from farm.report import sweep_page
 from farm.sweep import rows as sweep_rows
 
 # A terminal holds no more columns (a TX2 has twelve rails).
@@ -49,8 +49,8 @@ def print_sweep(document: Mapping[str, Any]) -> None:
 
 def _print_variants(document: Mapping[str, Any]) -> None:
     """Print the farm's code against untuned, a row per operating point."""
-    for variants in sweep_answer.pair_variants(document):
-        head, lines = sweep_answer.tabulate(variants)
+    for variants in sweep_page.pair_variants(document):
+        head, lines = sweep_page.tabulate(variants)
         output.say("")
         output.say(f"{variants.name} against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         tables.print_table(["Operating point", *head], [[text for text, _ in line] for line in lines])

@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder, given_model, import_check, on_board
-from farm.campaign import one_model, plan_models
+from farm.campaign import plan_models, submit
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import CampaignScreen
@@ -105,7 +105,7 @@ def tune(
         own = pipelines.store_weights(gpus.require_device(pipelines.make_exact(kind, exact), device), weights)
         variants = plan_models.to_variants(opened)
         try:
-            request = one_model.OneModelRequest(
+            request = submit.OneModelRequest(
                 "tune",
                 variants[0],
                 own,

@@ -141,3 +141,14 @@ class LocalFarm(Closing):
             time.sleep(0.02)
         children.stop(self._agent)
         raise DeadlineError(f"the agent was not ready within {AGENT_START_TIMEOUT_S:g} s: {children.explain_end(log)}")
+
+
+def share_cores(isolation: str) -> tuple[set[int], set[int]]:
+    """Divide cores between the board and the host's work. Only `own-core` divides them."""
+    cores = sorted(os.sched_getaffinity(0))
+    if isolation != "own-core":
+        return set(cores), set(cores)
+    if len(cores) < 2:
+        raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
+    half = len(cores) // 2
+    return set(cores[half:]), set(cores[:half])

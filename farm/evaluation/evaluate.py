@@ -7,22 +7,30 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
+from farm.artifacts import make
 from farm.artifacts.artifact_folder import Artifact
 from farm.artifacts.checking import open_reference, read_energy, read_input, read_labels, take_inputs
-from farm.artifacts.given_model import refusing
+from farm.artifacts.given_model import GivenModel, refusing
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime import tasks
 from farm.artifacts.runtime.inputs import Fitted, fit, read_arrays
 from farm.artifacts.timing import Turns, Variant, describe_runs, ordered
 from farm.crew.visits import plan_window
+from farm.errors import FarmError, PermanentError, UsageError
 from farm.evaluation import datasets, scores
 from farm.evaluation.datasets import CLASSIFY, DETECT, Example
+from farm.inventory.board_types import BoardType
+from farm.models import quantise
 from farm.models.source import ModelSource
+from farm.search.graph import pipelines
+from farm.settings import Settings
+from farm.store import Store
 
 REFERENCE = "reference"
 TOP1, TOP5, MAP50, MAP, OFF = "top1", "top5", "map50", "map", "error"
@@ -272,3 +280,51 @@ def open_artifact(artifact: Artifact, board: HeldForModels) -> Run:
         return found
 
     return run
+
+
+INT8 = "int8"
+
+
+def read_precisions(text: str) -> list[str]:
+    """Parse names such as `float32,int8`. Raises UsageError."""
+    known = (*pipelines.KNOWN, INT8)
+    wanted = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not wanted or (unknown := [word for word in wanted if word not in known]):
+        raise UsageError(f"--weights: there is no {unknown[0] if wanted else text!r}", f"Known: {', '.join(known)}.")
+    return wanted
+
+
+def make_variants(
+    opened: GivenModel,
+    kind: BoardType,
+    simulated: bool,
+    precisions: Sequence[str],
+    labels: bytes | None,
+    calibration: Callable[[], Sequence[Any]],
+    folder: Path,
+    settings: Settings,
+    store: Store,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Artifact], dict[str, str]]:
+    """Compile each precision into a folder of its own; return the artifacts, and why others are missing.
+
+    `calibration` returns the inputs for int8. Raises the error of the last where none can be made.
+    """
+    made, missing = dict[str, Artifact](), dict[str, str]()
+    last: FarmError | None = None
+    for name in precisions:
+        say(f"{opened.about.name}: compiling {name}")
+        try:
+            if name == INT8:
+                data = quantise.quantise(opened.source, calibration()).onnx_bytes
+                source = dataclasses.replace(opened.source, onnx_bytes=data)
+                order = make.CompileOrder(dataclasses.replace(opened, source=source), kind)
+            else:
+                order = make.CompileOrder(opened, pipelines.store_weights(kind, name))
+            order = dataclasses.replace(order, simulated=simulated, labels=labels)
+            made[name] = make.make_artifact(order, folder / name, settings, store, say)
+        except (UsageError, PermanentError) as error:
+            missing[name], last = error.message, error
+    if not made and last is not None:
+        raise last
+    return made, missing

@@ -16,7 +16,7 @@ from farm.artifacts import compile
 from farm.artifacts.contenders import PREDICTED, RIVALS
 from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
-from farm.campaign import one_model
+from farm.campaign import submit
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned, TuneListener, tune
 from farm.connectivity.services import using_services
@@ -27,7 +27,7 @@ from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.jobs import JobProcess, take_compiled
 from farm.quickstart.document import make_document
-from farm.report import bench_page, campaign_charts, charts, drawing, quickstart_page
+from farm.report import campaign_charts, charts, drawing, model_pages, quickstart_page
 from farm.report.sweep_page import write_sweep_report
 from farm.selection.decision import Records
 from farm.settings import Settings
@@ -36,7 +36,7 @@ from farm.sweep.export import document as sweep_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
-from farm.values import DEFAULT_POINT, Virtual, Workload
+from farm.values import DEFAULT_POINT, Virtual
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
 # A few of the Nano's fifteen clocks, in its upper half: untuned code takes seconds there, and more below.
@@ -161,7 +161,7 @@ def run(
     """Run all steps; return the document that `--json` prints, after writing it and the report into `request.out`."""
     source = request.source
     listener.note("starting the local farm: tracker, agent, Ray")
-    order = one_model.OneModelRequest(
+    order = submit.OneModelRequest(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
         wait_s=request.wait_s, rivals=RIVALS, since=request.since,
     )  # fmt: skip
@@ -175,11 +175,11 @@ def run(
     decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
     book = Records(records, decisions=decided)
     shapes = {spec.name: spec.static_shape for spec in request.inputs}
-    main = functools.partial(_compile, source, shapes, target, workloads, book, board_type)
+    main = functools.partial(_compile, source, shapes, target, workloads[0].pipeline, book, board_type)
     others: dict[str, Callable[[], Any]] = {}
     if request.sweep:
-        others[UNTUNED] = functools.partial(_compile_untuned, source, shapes, target, board_type)
-        others[COMPILED] = functools.partial(_compile_own, source, shapes)
+        others[UNTUNED] = functools.partial(_compile_swept, source, shapes, (target, board_type))
+        others[COMPILED] = functools.partial(_compile_swept, source, shapes, None)
     for name in find_slow(final):
         others.pop(name, None)
     # The virtual board and its agent start while the model is compiled, on two cores.
@@ -201,7 +201,7 @@ def run(
     about = (source.name, request.since, request.out, settings.isolation)
     document = make_document(*about, tuned, final, compiled, records, notes)
     document |= {"sweep": swept, "left_out": left_out}
-    _write(request.out, document, tuned, compiled)
+    _write(request.out, document, tuned, final, compiled)
     return document
 
 
@@ -209,32 +209,25 @@ def _compile(
     source: ModelSource,
     shapes: Mapping[str, tuple[int, ...]],
     target: Mapping[str, Any],
-    workloads: Sequence[Workload],
-    book: Records,
+    pipeline: str,
+    book: Records | None,
     board_type: BoardType,
 ) -> compile.Compiled:
-    """Compile the fastest variant of the model. Loads TVM's compiler."""
-    return compile.compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
+    """Compile the model for a board. Loads TVM's compiler."""
+    return compile.compile_model(source.load(), shapes, target, pipeline, book or [], board_type.link_triple)
 
 
-def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> compile.Compiled | None:
-    """Compile the model for the swept board; None where that runs this machine's code. Loads TVM's compiler."""
-    own = find_own_type()
-    if own is None:
-        return None
-    return compile.compile_model(
-        source.load(), shapes, to_config(find_target(own, True)), own.pipeline, [], own.link_triple
-    )
-
-
-def _compile_untuned(
-    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
-) -> compile.Compiled:
-    """Compile the model with stock TVM for the swept board. Loads TVM's compiler."""
+def _compile_swept(
+    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], stock: tuple[Mapping[str, Any], BoardType] | None
+) -> compile.Compiled | None:
+    """Compile the model for the swept board: with stock TVM for a target, and its board, if that runs this machine's
+    code; else with ours, None if the board runs this machine's code.
+    """
     own = find_own_type()
     if own is not None:
-        board_type, target = own, to_config(find_target(own, True))
-    return compile.compile_model(source.load(), shapes, target, compile.UNTUNED_PIPELINE, [], board_type.link_triple)
+        pipeline = own.pipeline if stock is None else compile.UNTUNED_PIPELINE
+        return _compile(source, shapes, to_config(find_target(own, True)), pipeline, None, own)
+    return None if stock is None else _compile(source, shapes, stock[0], compile.UNTUNED_PIPELINE, None, stock[1])
 
 
 def _sweep(
@@ -280,8 +273,11 @@ def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
     return slow
 
 
-def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.Compiled) -> None:
+def _write(
+    out: Path, document: dict[str, Any], tuned: Tuned, final: Mapping[str, Any], compiled: compile.Compiled
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
+    timed = {**final["variants"], "tuned": final["variants"][final["taken"]]}
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]
     title = f"{document['model']} on {board['type']}/{board['name']}"
@@ -289,21 +285,18 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     rows, references = [], []
     ours = document["shipped"] if document["shipped"] == PREDICTED else "tuned"
     for name, label in quickstart_page.list_variants(document):
-        if (figures := document["latency_ms"][name]) is not None:
-            median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
-            colour = roles.get(name, charts.OURS)
-            each = {key: figures[key] / 1e3 for key in ("mean", "min", "max", "std")}
-            rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high, **each}))
+        if (figures := timed.get(name)) is not None:
+            rows.append((label, roles.get(name, charts.OURS), figures))
             if name in (ours, "onnxruntime"):
-                references.append((label, colour, median))
+                references.append((*rows[-1][:2], figures["median"]))
     threads = document["measurement"]["threads"]
-    runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
+    runs = {name: figures["count"] for name, figures in timed.items()}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
     subtitle = f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads"
     simulated = board["simulated"]
     planned = [
         campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated),
-        bench_page.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
+        model_pages.plan_runs("runs", rows, f"{title}: runs", f"{runs['tuned']} runs{fewer}", simulated=simulated),
     ]
     if len(tuned.history) >= 2:
         trials = sum(int(task["counted"]) for task in tuned.tasks)

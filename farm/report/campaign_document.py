@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from farm.search import gpus
@@ -35,11 +35,7 @@ def summarise(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
         "owner": campaign.owner,
         "priority": order.priority,
         "state": str(campaign.state),
-        "reason": campaign.reason,
-        "wanted": campaign.wanted,
-        "command": campaign.command,
-        "started_at": campaign.started_at,
-        "finished_at": campaign.finished_at,
+        **{name: getattr(campaign, name) for name in ("reason", "wanted", "command", "started_at", "finished_at")},
         "models": [model.model_dump(mode="json", exclude_unset=True) for model in order.models],
         "types": [
             {
@@ -150,24 +146,6 @@ def list_winners(campaign: campaigns.FleetCampaign, records: Iterable[Record]) -
     return rows
 
 
-@dataclasses.dataclass
-class _Curve:
-    """The latency of one model on one type at one point over trials, as its workloads' best improve (s)."""
-
-    model: str
-    board_type: str
-    point: str
-    calls: Mapping[str, float]
-    best_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    steps: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-
-    def note(self, counted: int, workload: str, latency_s: float) -> None:
-        """Take in a better candidate of a workload after so many trials of the campaign."""
-        self.best_s[workload] = latency_s
-        if len(self.best_s) == len(self.calls):
-            self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
-
-
 def list_gains(course: Iterable[CountedTrial]) -> Iterator[Gain]:
     """Return the trials of a series that were better than all before them."""
     best: dict[TaskId, float] = {}
@@ -184,29 +162,23 @@ def draw_curves(order: campaigns.Order, gains: Iterable[Gain]) -> list[dict[str,
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
     those of one inference, by workload; `best_s` is the best good trial of each that has one.
     """
-    curves = [
-        _Curve(model.name, kind.board_type, point, calls)
-        for kind in order.types
-        for point in kind.points
-        for model in order.models
-        if (
-            calls := {
-                w.hash: float(w.calls[w.models.index(model.name)]) for w in kind.workloads if model.name in w.models
-            }
-        )
-    ]
-    by_task: dict[TaskId, list[_Curve]] = {}
-    for curve in curves:
-        for workload in curve.calls:
-            by_task.setdefault((curve.board_type, curve.point, workload), []).append(curve)
+    curves: list[dict[str, Any]] = []
+    by_task: dict[TaskId, list[dict[str, Any]]] = {}
+    for kind, model in itertools.product(order.types, order.models):
+        mine = [each for each in kind.workloads if model.name in each.models]
+        calls = {each.hash: float(each.calls[each.models.index(model.name)]) for each in mine}
+        for point in kind.points if calls else ():
+            where = {"model": model.name, "board_type": kind.board_type, "point": point}
+            curves.append(where | {"calls": dict(calls), "best_s": {}, "steps": []})
+            for workload in calls:
+                by_task.setdefault((kind.board_type, point, workload), []).append(curves[-1])
     for counted, key, median_s in gains:
         for curve in by_task.get(key, ()):
-            curve.note(counted, key[2], median_s)
-    return [
-        {"model": each.model, "board_type": each.board_type, "point": each.point}
-        | {"calls": dict(each.calls), "best_s": dict(each.best_s), "steps": _thin(each.steps)}
-        for each in curves
-    ]
+            calls, best_s = curve["calls"], curve["best_s"]
+            best_s[key[2]] = median_s
+            if len(best_s) == len(calls):
+                curve["steps"].append((counted, sum(calls[workload] * best_s[workload] for workload in calls)))
+    return [curve | {"steps": _thin(curve["steps"])} for curve in curves]
 
 
 def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
@@ -220,14 +192,12 @@ def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
 
 def _count_statuses(totals: Iterable[BoardTotal]) -> dict[str, Any]:
     """Count trials by purpose, by fault side and by status."""
-    sides: dict[str, int] = {}
-    statuses: dict[str, int] = {}
-    purposes: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {"by_side": {}, "by_status": {}, "by_purpose": {}}
     for row in totals:
         side = "ok" if row.fault_side is None else str(row.fault_side)
-        for table, key in ((sides, side), (statuses, row.status), (purposes, row.purpose)):
+        for table, key in zip(counts.values(), (side, row.status, row.purpose), strict=True):
             table[key] = table.get(key, 0) + row.trials
-    return {"by_side": sides, "by_status": statuses, "by_purpose": purposes}
+    return counts
 
 
 def _list_boards(totals: Iterable[BoardTotal]) -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
-"""The texts of a campaign report: results first, then their basis, then the order. `pages.py` renders them."""
+"""The report of a campaign: HTML, Markdown, charts and JSON. Results come first, then their basis, then the order."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.artifacts.artifact_folder import list_artifacts
 from farm.points.values import format_conditions
-from farm.report import campaign_rows
+from farm.report import campaign_charts, campaign_rows, drawing, pages
 from farm.report.campaign_rows import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.report.record_document import DECIDED
@@ -60,9 +62,10 @@ Document = Mapping[str, Any]
 
 def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
     """Return the report's page."""
+    lines = [each.command for each in list_artifacts(document)] if document["winners"] else []
     sections = {
         "Models": _models(document, gains),
-        "To the boards": _commands(document),
+        "To the boards": [Commands(lines)] if lines else [],
         "Winners": _winners(document),
         "Options that mattered": _options(document),
         "Boards": _boards(document),
@@ -134,11 +137,6 @@ def _summarise(document: Document) -> Iterator[str]:
     winners = document["winners"]
     found = sum(each["median_s"] is not None for each in winners)
     yield f"{found} of {len(winners)} tasks have a record."
-
-
-def _commands(document: Document) -> Iterator[Commands]:
-    if document["winners"] and (lines := [each.command for each in list_artifacts(document)]):
-        yield Commands(lines)
 
 
 def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | Listing | str]:
@@ -382,3 +380,21 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _latency(seconds: float | None) -> str:
     return "–" if seconds is None else format_latency(seconds)
+
+
+def write_campaign_report(
+    document: Mapping[str, Any], folder: pathlib.Path, note: Callable[[str], None] = lambda text: None
+) -> dict[str, str]:
+    """Write the report into `folder`, made if need be; return the paths of `page`, `markdown`, `json` and charts.
+
+    `note` is called before each chart. `document` is what `farm campaign show NAME --json` prints. Raises OSError where
+    the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    gains = campaign_rows.list_gains(document)
+    planned, pictures = list(campaign_charts.plan_charts(document, gains)), []
+    for number, chart in enumerate(planned, 1):
+        note(f"drawing {chart.name} ({number} of {len(planned)})")
+        pictures.append(drawing.save(chart, folder))
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return pages.write_page(folder, "report", write_page(document, gains), pictures, {"json": text})

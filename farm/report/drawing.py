@@ -235,7 +235,7 @@ def _make_log(axes: Axes, which: str, values: Sequence[float]) -> bool:
 def _finish_axis(axes: Axes, which: str, axis: ChartAxis, *, log: bool) -> None:
     """Set ends, ticks and title."""
     own = getattr(axes, f"{which}axis")
-    own.set_major_formatter(ticker.FuncFormatter(_format_time if axis.form == "time" else _format_tick))
+    own.set_major_formatter(ticker.FuncFormatter(_format_time) if axis.form == "time" else "{x:,.6g}")
     axes.set(**{f"{which}label": _clean(f"{axis.title} (log)" if log else axis.title)})
     if axis.rows:
         many = any("\n" in row for row in axis.rows) or max(map(len, axis.rows)) > 24
@@ -255,10 +255,6 @@ def _finish_axis(axes: Axes, which: str, axis: ChartAxis, *, log: bool) -> None:
     low, high = None if log and axis.low == 0 else axis.low, axis.high
     if low is not None or high is not None:
         (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
-
-
-def _format_tick(value: float, _: object) -> str:
-    return f"{value:,.6g}"
 
 
 def _format_time(at: float, _: object) -> str:

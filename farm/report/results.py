@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -79,25 +80,19 @@ def list_figures(result: StoredResult) -> list[Figure]:
 
 def read_figures(result: StoredResult) -> list[Figure]:
     """As `list_figures`, but raise LookupError, TypeError, ValueError or AttributeError."""
-    doubt = read_doubt(result)
-    return [dataclasses.replace(each, doubt=doubt) for each in _list_figures(result)]
-
-
-def _list_figures(result: StoredResult) -> list[Figure]:
-    document = result.document
+    document, read = result.document, functools.partial(_read, read_doubt(result))
     if result.kind == BENCH:
         (model,) = document["models"]
         rows = [(name, row) for name, row in model["variants"].items() if row["latency_s"]]
-        return [_read(name, row, str(model.get("precision", "float32")), model.get("batch") or 1) for name, row in rows]
+        return [read(name, row, str(model.get("precision", "float32")), model.get("batch") or 1) for name, row in rows]
     if result.kind == EVALUATE:
-        return [
-            _read(OURS, row, row["precision"], 1, row.get("scores", {})) for row in document["rows"] if row["latency_s"]
-        ]
-    return [_read(OURS, {**document, "latency_s": document["latency"]}, str(document.get("precision", "float32")), 1)]
+        rows = [(OURS, row) for row in document["rows"] if row["latency_s"]]
+        return [read(name, row, row["precision"], 1, row.get("scores", {})) for name, row in rows]
+    return [read(OURS, {**document, "latency_s": document["latency"]}, str(document.get("precision", "float32")), 1)]
 
 
 def _read(
-    name: str, row: Mapping[str, Any], precision: str, batch: int, scores: Mapping[str, Any] | None = None
+    doubt: str, name: str, row: Mapping[str, Any], precision: str, batch: int, scores: Mapping[str, Any] | None = None
 ) -> Figure:
     latency = row["latency_s"]
     return Figure(
@@ -111,6 +106,7 @@ def _read(
         row.get("energy_j"),
         row.get("bytes"),
         {key: float(scores[key]) for key in SCORES if scores and isinstance(scores.get(key), (int, float))},
+        doubt,
     )
 
 

@@ -26,7 +26,7 @@ import psutil
 from sqlalchemy.util.concurrency import in_greenlet
 
 from device_agent.protocol import Status
-from farm.campaign.engine import engine, process, ray_calls, ray_compilers, ray_nodes, searches, verifying
+from farm.campaign.engine import builds, engine, process, ray_calls, ray_nodes, searches, verifying
 from farm.crew import held_board, leased_board, site
 from farm.search.codegen.build_pool import BuildResult, compiler_versions
 from farm.search.tuners.decisions import Candidate
@@ -234,10 +234,10 @@ def replaced(
         (leases, "read_process_space"): lambda: "00000000",
         (vars(leased_board)["_Renewals"], "_all"): {},  # of the processes of this world
         (searches, "_start_actor"): act(lambda: PlayedSearch(space, salt), 1.0),
-        (ray_compilers, "launch_compiler"): act(PlayedCompiler, 0.6),
+        (builds, "launch_compiler"): act(PlayedCompiler, 0.6),
         (ray_nodes, "fetch_nodes"): lambda: [node],
         (ray_nodes, "here"): dict,
-        **{(module, "ray"): PLAYED_RAY for module in (ray_calls, searches, ray_compilers)},
+        **{(module, "ray"): PLAYED_RAY for module in (ray_calls, searches, builds)},
     }
     with contextlib.ExitStack() as stack:
         for (of, name), value in changes.items():

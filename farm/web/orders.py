@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.campaign.engine import client, control
+from farm.campaign.engine import control
 from farm.campaign.spec import check_campaign
 from farm.campaign.submit import submit
 from farm.crew import reservation
@@ -44,7 +44,7 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
         return control.cancel(settings, store, name, by)
     if order == "resume":
         control.resume(store, name, by)
-        client.ensure_engine(settings)
+        control.ensure_engine(settings)
         return store.campaigns.require(name)
     raise UsageError(f"invalid campaign command {order!r}", f"Known: {', '.join(CAMPAIGN_ORDERS)}.")
 
@@ -60,7 +60,7 @@ def submit_campaign(
         raise Refused(503, "another campaign is being planned", "Try again in a minute.")
     with contextlib.ExitStack() as stack:
         stack.callback(_planning.release)
-        engine = stack.enter_context(client.EnginePrestart(settings))
+        engine = stack.enter_context(control.EnginePrestart(settings))
         command = "POST /api/v1/campaigns"
         submit(file, store, settings, _name_holder(person), command, lambda text: None, engine.begin)
         engine.ensure()

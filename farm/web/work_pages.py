@@ -17,9 +17,9 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from farm.errors import UsageError
 from farm.inventory import board_types
 from farm.points.values import Goal, Objective
-from farm.report import campaign_rows, sweep_answer
+from farm.report import campaign_rows, sweep_page
 from farm.report.campaign_document import TaskId, draw_curves, fetch_winners
-from farm.report.sweep_answer import pair_variants
+from farm.report.sweep_page import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
@@ -277,12 +277,12 @@ def show_sweep(
         other=other,
         choices=choices,
         beside=beside,
-        answers=sweep_answer.write_answers(document),
+        answers=sweep_page.write_answers(document),
         goal=goal,
         said_goal=sweep_rows.describe_goal(document["goal"]),
         objectives=[str(each) for each in Objective],
         scatter=charts.show(charts.plan_scatter(document, other)) if has_points else "",
-        compared=sweep_answer.compare_variants(document),
+        compared=sweep_page.compare_variants(document),
         pairs=pair_variants(document),
         series=sweep_rows.order_series(document),
         ends=_find_ends(document),

@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from device_agent.protocol import Status
-from farm.campaign.engine.ray_compilers import RayCompiler
+from farm.campaign.engine.builds import RayCompiler
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type, load_core_types
 from farm.search import tvm_env

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from farm.campaign.engine import client, control
+from farm.campaign.engine import control
 from farm.campaign.engine.process import serve
 from farm.campaign.engine.state import ENGINE, read_last_words
 from farm.errors import UnavailableError
@@ -95,7 +95,7 @@ def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Stor
 
 def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
     """An operator's wishes are heard while it runs, a second engine is refused, and the last campaign ends it."""
-    client.ensure_engine(settings)
+    control.ensure_engine(settings)
     assert ENGINE.find(settings.home_path)["pid"] == engine.pid
     second = subprocess.run(
         [sys.executable, "-m", "farm.campaign.engine"],
@@ -116,7 +116,7 @@ def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
     with Store(settings.home_path / "farm.db"):
         pass
     began = time.monotonic()
-    client.ensure_engine(settings)
+    control.ensure_engine(settings)
     assert time.monotonic() - began < ENGINE.start_timeout_s / 2
     wait_until(lambda: not ENGINE.is_held(settings.home_path), "the engine to end")
     log = (settings.home_path / "logs" / "farm.log").read_text()
@@ -130,7 +130,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
     monkeypatch.setenv("FARM_TRACKER_PORT", str(find_free_port()))
     monkeypatch.setenv("FARM_METRICS_PORT", "0")
     with Store(settings.home_path / "farm.db") as store:
-        with client.EnginePrestart(settings) as engine:
+        with control.EnginePrestart(settings) as engine:
             engine.begin()
             wait_until(lambda: ENGINE.find(settings.home_path) is not None, "the engine")
             submit(store, make_order("c"))
@@ -138,7 +138,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
             wait_until(lambda: store.campaigns.require("c").engine, "the campaign to be taken up")
             control.cancel(settings, store, "c", "op")
         assert engine.process.wait(60) == 0
-        with client.EnginePrestart(settings) as engine:
+        with control.EnginePrestart(settings) as engine:
             engine.begin()
             wait_until(lambda: ENGINE.find(settings.home_path) is not None, "another engine")
         assert engine.process.wait(60) == 0

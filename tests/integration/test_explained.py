@@ -13,7 +13,7 @@ from farm.artifacts.given_model import open_model
 from farm.errors import UsageError
 from farm.gpu import code
 from farm.inventory.board_types import require_board_type
-from farm.report import explain_page
+from farm.report import model_pages
 from farm.search import gpus, traces, tvm_env
 from farm.search.codegen import lowering
 from farm.search.families import family
@@ -85,5 +85,5 @@ def test_layers_are_explained(tmp_path: Path, device: str) -> None:
     # Four cores, each with four lanes, or a GPU with 128, each an FMA per cycle, at their highest clocks.
     lanes, freqs_hz = (16, NANO.clusters[0].freqs_hz) if device == "cpu" else (128, NANO.gpu.freqs_hz)
     assert document["roofline"]["flop_per_s"] == pytest.approx(2 * lanes * max(freqs_hz))
-    chart = explain_page.plan_chart(document)
+    chart = model_pages.plan_layers(document)
     assert sum(len(marks.x) for marks in chart.list_marks()) == sum(bool(e["total_s"]) for e in document["layers"])

@@ -211,7 +211,7 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
 
         verification, work = open_verification(campaign, order, store)
         drive(verification, work, boards, replay)
-        assert verification.verdict.to_document()["rejected"] == 1
+        assert verification.verdict["rejected"] == 1
         (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
         assert record.candidate != best.candidate
         assert len(record.evidence["boards"]) == 2

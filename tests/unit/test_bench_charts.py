@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farm.report import bench_page
+from farm.report import model_pages
 
 
 def make_variant(label: str, median_s: float, batch: int) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def make_models() -> list[dict[str, Any]]:
 
 def test_batches_are_lines_of_what_was_timed() -> None:
     """Throughput and latency have a line for each program, with points at the batches that it takes."""
-    chart = bench_page.plan_batches("b", make_models(), "title", "subtitle", simulated=False)
+    chart = model_pages.plan_batches("b", make_models(), "title", "subtitle", simulated=False)
     throughput, latency = chart.panels
     assert [(each.name, each.x, each.y) for each in throughput.marks] == [
         ("tvm-farm", (1.0, 4.0), (100.0, 100.0)),
@@ -45,12 +45,12 @@ def test_batches_are_lines_of_what_was_timed() -> None:
 def test_a_report_has_the_statistics_of_the_runs(tmp_path: pathlib.Path) -> None:
     """Median with extremes and mean with deviation for each program; a chart for each batch, and one over all."""
     rows = [("tvm-farm", "#000000", make_models()[0]["variants"]["tvm-farm"]["latency_s"])]
-    (panel,) = bench_page.plan_runs("r", rows, "title", "subtitle", simulated=False).panels
+    (panel,) = model_pages.plan_runs("r", rows, "title", "subtitle", simulated=False).panels
     assert [each.texts for each in panel.marks] == [("10.0 ms",), ("11.0 ± 2.00 ms",)]
     assert [each.x_ends[0] for each in panel.marks] == [pytest.approx((9.0, 20.0)), pytest.approx((9.0, 13.0))]
     board = {"name": "b", "type": "local", "simulated": False}
     document = {"board": board, "threads": 2, "clocks": "", "operating_point": "default", "models": make_models()}
-    names = [pathlib.Path(each).name for each in bench_page.write_report(document, tmp_path)]
+    names = [pathlib.Path(each).name for each in model_pages.write_bench_report(document, tmp_path)]
     assert names == [
         *("bench.json", "latency-m.png", "runs-m.png", "latency-m-batch4.png", "runs-m-batch4.png", "batches-m.png")
     ]

@@ -419,11 +419,11 @@ def make(types: dict[str, BoardType], costs: TrialCosts | None = None) -> Campai
 
 def test_a_plan_says_what_is_covered(types: dict[str, BoardType]) -> None:
     """Records and known candidates count for the plan's own workloads, point by point."""
-    (planned,) = make(types).types
-    assert [(each.recorded, each.candidates, each.trials, each.idle, each.usable) for each in planned.points] == [
-        (1, 42, 50, 1, 2),
-        (0, 5, 50, 1, 2),
-    ]
+    plan = make(types)
+    rows = [[each[key] for key in ("recorded", "known_candidates", "trials", "idle")] for each in plan.types[0].points]
+    assert rows == [[1, 42, 50, 1], [0, 5, 50, 1]]
+    assert plan.tasks == 4
+    assert [each["seconds"] for each in plan.types[0].points] == [pytest.approx(50 * plan.types[0].held_s / 2)] * 2
 
 
 def test_costs_come_from_the_store_or_are_said_to_be_assumed(types: dict[str, BoardType]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from device_agent.protocol import OperatingPoint
 from farm.artifacts import artifact_folder
 from farm.report import campaign_document, campaign_rows, campaign_words, pages
-from farm.report.campaign_page import write_campaign_report
+from farm.report.campaign_words import write_campaign_report
 from farm.store import Store
 from farm.store.totals import CountedTrial
 from farm.types.campaigns import ModelOrder, WorkloadOrder

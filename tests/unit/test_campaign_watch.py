@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine import client, control
+from farm.campaign.engine import control
 from farm.campaign.engine.state import ENGINE
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
 from farm.processes.machine import process_identity
-from farm.report import campaign_table
+from farm.report import campaign_rows
 from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Budget, FleetCampaign
@@ -185,15 +185,15 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
     with ENGINE.hold(settings.home_path):
         with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
-            client.wait_settled(settings, store, "c", 0.3)
+            control.wait_settled(settings, store, "c", 0.3)
         store.campaigns.note(1, CampaignState.FINISHED, "100 trials are spent")
-        assert client.wait_settled(settings, store, "c", on_progress=seen.append) == seen[0]
+        assert control.wait_settled(settings, store, "c", on_progress=seen.append) == seen[0]
 
 
 def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
     """Where the engine is gone, a watcher notes the campaign as interrupted, rather than waiting for ever."""
     store.campaigns.note(1, CampaignState.RUNNING, "", GONE)
-    assert client.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
+    assert control.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> N
 )
 def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
     """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
-    error = client.find_error(store.campaigns.require("c").model_copy(update={"state": state, "reason": "why"}))
+    error = control.find_error(store.campaigns.require("c").model_copy(update={"state": state, "reason": "why"}))
     assert (error and error.exit_code) == exit_code
     assert error is None or said in str(error)
 
@@ -217,18 +217,18 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     """It is finished, but the command that waited for it has not got what it asked for."""
     campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED})
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
-    failed = client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}}))
+    failed = control.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}}))
     assert failed.exit_code == 1
     tasks[1]["best_s"] = 0.001
-    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}})) is None
-    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
+    assert control.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}})) is None
+    assert control.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
 
 
 def test_a_campaign_without_a_trial_failed(store: Store) -> None:
     """Records that were known before are no result of a campaign that measured nothing."""
     campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED, "reason": "time is up"})
     progress = {"counted": 0, "faults": {"board_faults": 0}, "tasks": [{"best_s": 0.001}]}
-    error = client.find_error(campaign.model_copy(update={"progress": progress}))
+    error = control.find_error(campaign.model_copy(update={"progress": progress}))
     assert (error.exit_code, error.message) == (1, "no trial was made by campaign c: time is up")
 
 
@@ -246,7 +246,7 @@ def render(width: int | None, height: int | None, **given: Any) -> list[str]:
     } | given
     file = io.StringIO()
     console = Console(file=file, width=width or 200, height=height, color_system=None)
-    console.print(campaign_table.draw("vision-q4", **values, height=height, width=width))
+    console.print(campaign_rows.draw("vision-q4", **values, height=height, width=width))
     return file.getvalue().rstrip("\n").split("\n")
 
 
@@ -288,15 +288,15 @@ def test_a_campaign_is_shown_before_its_first_progress(store: Store) -> None:
         "vision-q4 is submitted: waits for an engine"
     ]
     campaign: FleetCampaign = store.campaigns.require("c")
-    drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
+    drawn = campaign_rows.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
     assert "c is submitted" in str(drawn)
 
 
 def test_a_line_without_a_terminal() -> None:
     """A pipe gets one line with state, budget, faults and times, also before there is any progress."""
     progress = {"counted": 812, "faults": {"board_faults": 1}, "wall_clock_s": 4000.0, "eta_s": 7777.0, "board_s": 0.0}
-    line = campaign_table.summary_line("v", "waiting", "no board", Budget(trials=4000), progress)
+    line = campaign_rows.summary_line("v", "waiting", "no board", Budget(trials=4000), progress)
     assert line == (
         "v is waiting: no board | trials 812/4,000 | board time 0:00 | faults: board 1 | elapsed 1:06:40 | ETA 2:09:37"
     )
-    assert campaign_table.summary_line("v", "submitted", "", Budget(), {}).startswith("v is submitted | trials 0 |")
+    assert campaign_rows.summary_line("v", "submitted", "", Budget(), {}).startswith("v is submitted | trials 0 |")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.resume import fetch_foreign
+from farm.campaign.engine.progress import fetch_foreign
 from farm.campaign.scheduler.state import to_campaign
 from farm.store import Store
 from farm.types.campaigns import Order

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from device_agent.protocol import FaultSide, OperatingPoint
-from farm.campaign.engine import resume
+from farm.campaign.engine import progress
 from farm.campaign.scheduler import events
 from farm.campaign.scheduler.state import Status
 from farm.errors import UsageError
@@ -472,7 +472,7 @@ def test_a_campaign_goes_on_after_a_restart() -> None:
     hands = Hands("a", "b", measure_limit_s=10.0)
     budget = Budget(trials=100, per_workload=60, board_s=1000.0)
     trials = [CountedTrial("nano", f"vision-w{n}", "default", 1e-3 + n * 1e-3) for n in (*[0] * 55, *[1] * 20)]
-    hands.tell(events.add_campaign, resume.to_campaign(campaign().order, budget, trials, board_s=900.0), 50.0)
+    hands.tell(events.add_campaign, progress.to_campaign(campaign().order, budget, trials, board_s=900.0), 50.0)
     hands.finish()
     tasks = [count.task for count in hands.of("count")]
     assert len(tasks) == 25
@@ -486,7 +486,7 @@ def test_a_campaign_goes_on_after_a_restart() -> None:
 def test_a_trial_of_another_campaign_is_refused() -> None:
     """The store has it for this campaign, whose order lacks its workload."""
     with pytest.raises(UsageError, match="is no workload of"):
-        resume.to_campaign(campaign().order, Budget(), [CountedTrial("nano", "x", "default", None)])
+        progress.to_campaign(campaign().order, Budget(), [CountedTrial("nano", "x", "default", None)])
 
 
 def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
@@ -525,7 +525,7 @@ def test_a_board_whose_waiting_job_is_taken_gets_another_at_once() -> None:
 def test_a_budget_of_energy_ends_a_campaign() -> None:
     """The search ends once its measurements have used the joules; those of finalists count too."""
     hands = Hands("n1")
-    hands.tell(events.add_campaign, resume.to_campaign(campaign().order, Budget(energy_j=10.0), [], energy_j=4.0))
+    hands.tell(events.add_campaign, progress.to_campaign(campaign().order, Budget(energy_j=10.0), [], energy_j=4.0))
     hands.supply()
     hands.tell(events.measured, hands.running()[0].assignment, None, 1.0, 1e-3, 3.0)
     assert hands.status() is not Status.FINISHED

@@ -23,7 +23,7 @@ MODULES = sorted(p for package in ("farm", "device_agent") for p in (ROOT / pack
 
 # package -> the modules, as a pattern over paths from the root, that may import it
 ALLOWED = {
-    "ray": (r"farm/campaign/engine/(builds|ray_calls|ray_compilers|ray_nodes|ray_private|searches)\.py"),
+    "ray": (r"farm/campaign/engine/(builds|ray_calls|ray_nodes|ray_private|searches)\.py"),
     "tvm": (
         r"farm/(search|artifacts|metaschedule)/.*\.py|farm/measure/session\w*\.py"
         # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.

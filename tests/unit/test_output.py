@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 from farm import errors
-from farm.cli import campaign_run, options, output, services
+from farm.cli import campaign, options, output, services
 from farm.cli.options import LATENCIES, read_duration_s
 from farm.crew.health import Kind
 from farm.processes import children
@@ -125,9 +125,9 @@ def test_detaching_is_no_interruption(
 ) -> None:
     """Ctrl-C while a campaign is watched says that it goes on, and nothing of trials that are kept."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
-    monkeypatch.setattr(campaign_run, "_follow", lambda *_: fail(KeyboardInterrupt()))
+    monkeypatch.setattr(campaign, "_follow", lambda *_: fail(KeyboardInterrupt()))
     with pytest.raises(SystemExit) as caught:
-        campaign_run.attach("c")
+        campaign.attach("c")
     assert caught.value.code == 130
     said = capsys.readouterr().err
     assert "detached" in said

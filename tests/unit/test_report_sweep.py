@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from farm import units
-from farm.report import drawing, sweep_answer, sweep_charts, sweep_page
+from farm.report import drawing, sweep_charts, sweep_page
 from farm.sweep import rows as sweep_rows
 from tests.unit import sweep_documents
 
@@ -200,7 +200,7 @@ def test_no_pick_gives_the_reason() -> None:
     assert "This sweep was voided" in page.text
     assert "a latency of at most 10.0 ms and a power of at most 7.50 W" in page.text
     only = sweep_documents.nano(variants=("tuned",))["series"][0]["rows"][-1:]
-    answer = sweep_answer.write_answers(document | {"series": [sweep_documents.series(only)]})[0]
+    answer = sweep_page.write_answers(document | {"series": [sweep_documents.series(only)]})[0]
     assert "power of at most 7.50 W." in answer.text
 
 
@@ -309,11 +309,11 @@ def test_intervals_have_the_digits_that_they_need(estimate: tuple[float, float, 
 def test_answers_begin_with_what_is_shipped() -> None:
     """Tuned comes first in any order of the series, and a predicted pick says that it is one."""
     document = sweep_documents.nano()
-    assert [answer.series for answer in sweep_answer.write_answers(document)] == ["tuned", "untuned"]
+    assert [answer.series for answer in sweep_page.write_answers(document)] == ["tuned", "untuned"]
     pick = sweep_rows.find_pick(document["series"][1])
     assert pick is not None
     pick |= {"measured": False, "predicted": True}  # type: ignore[operator]
-    assert "not measured" in sweep_answer.write_answers(document)[0].text
+    assert "not measured" in sweep_page.write_answers(document)[0].text
 
 
 def read_csv(document: dict[str, Any]) -> list[dict[str, str]]:
@@ -339,8 +339,8 @@ def test_csv_keeps_what_the_visits_alone_say() -> None:
 def test_a_gain_of_hundreds_is_told_as_a_factor() -> None:
     """Not as 0 % of the time, nor as a ratio of 0.00."""
     ratios = [sweep_rows.VariantRatio(1 / 269, 1 / 280, 1 / 260), sweep_rows.VariantRatio(1 / 250, 1 / 251, 1 / 249)]
-    told = sweep_answer._times(ratios, "is {} times as fast", "takes {} times as long")
+    told = sweep_page._times(ratios, "is {} times as fast", "takes {} times as long")
     assert told == "is 259 times as fast (250 – 269)"
-    assert sweep_answer._times(
+    assert sweep_page._times(
         [sweep_rows.VariantRatio(1.25, 1.2, 1.3)], "is {} times as fast", "takes {} times as long"
     ) == ("takes 1.25 times as long")

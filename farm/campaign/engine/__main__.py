@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from farm.campaign.engine import client, process
+from farm.campaign.engine import control, process
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    sys.exit(client.take_over(words[1:]) if words[:1] == ["--take-over"] else process.main(client.FOR_HOST in words))
+    sys.exit(control.take_over(words[1:]) if words[:1] == ["--take-over"] else process.main(control.FOR_HOST in words))

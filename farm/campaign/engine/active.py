@@ -7,8 +7,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
+from device_agent.protocol import FaultSide, MeasureSpec, Outcome, TensorSpec
 from farm.campaign.scheduler.state import CampaignEntry, Job, Lane
+from farm.campaign.verify import programs
 from farm.inventory.board_types import require_board_type
 from farm.points.values import format_clocks
 from farm.search import gpus
@@ -149,20 +150,7 @@ def _to_attempts_key(job: Job) -> tuple[str, str, str, str]:
 def to_measure_spec(job: Job, best_s: float | None) -> MeasureSpec:
     """Return how to time a candidate; its time-out follows the best of its task so far (s)."""
     of_type, order = job.task.lane.of_type, job.task.lane.campaign.order
-    measure = order.measure
-    timeout_s = plan_run_timeout_s(best_s, measure.repeat, measure.min_repeat_s, measure.timeout_s)
-    return MeasureSpec(
-        arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in job.candidate.arguments),
-        number=measure.number,
-        repeat=measure.repeat,
-        min_repeat_s=measure.min_repeat_s,
-        cold_weights=True,
-        device=gpus.device_of(of_type.target),
-        seed=order.search.seed,
-        limits=Limits(
-            timeout_s=timeout_s,
-            memory_bytes=measure.memory_bytes,
-            threads=of_type.threads,
-            load_timeout_s=LOAD_S,
-        ),
-    )
+    spec = programs.to_measure_spec(order, of_type, tuple(TensorSpec(*each) for each in job.candidate.arguments))
+    timeout_s = plan_run_timeout_s(best_s, spec.repeat, spec.min_repeat_s, spec.limits.timeout_s)
+    limits = dataclasses.replace(spec.limits, timeout_s=timeout_s, load_timeout_s=LOAD_S)
+    return dataclasses.replace(spec, limits=limits)

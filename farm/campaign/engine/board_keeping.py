@@ -122,13 +122,7 @@ class TrialQueue:
 class BoardKeeping:
     """All boards held, and the reports on them. Not thread-safe, as its store."""
 
-    def __init__(
-        self,
-        services: KeptServices,
-        store: Store,
-        note: Callable[[str], None],
-        host: HostBoard,
-    ) -> None:
+    def __init__(self, services: KeptServices, store: Store, note: Callable[[str], None], host: HostBoard) -> None:
         """Lease nothing before `want`. `note` gets messages for operators; `host` is this machine, whose agent runs
         while wanted.
         """

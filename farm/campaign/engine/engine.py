@@ -22,8 +22,7 @@ from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, to_measure_spec
 from farm.campaign.engine.board_keeping import BoardsAsked
-from farm.campaign.engine.client import is_expected
-from farm.campaign.engine.control import needs_engine
+from farm.campaign.engine.control import is_expected, needs_engine
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard, KeptServices
 from farm.campaign.engine.orders import CampaignOrders
 from farm.campaign.engine.ray_nodes import farm_ray

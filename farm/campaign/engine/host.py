@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from farm.closing import Closing
 from farm.connectivity.services import SERVICES, Services, find_services, using_services
 from farm.connectivity.tracker import Tracker
-from farm.crew.local import LocalFarm
-from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
+from farm.crew.local import LocalFarm, share_cores
+from farm.errors import DeadlineError, FarmError, UnavailableError
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
@@ -178,14 +178,3 @@ class HostBoard:
         if self._farm is None:
             raise UnavailableError("the agent of this machine does not run")
         return self._farm
-
-
-def share_cores(isolation: str) -> tuple[set[int], set[int]]:
-    """Divide cores between the board and the host's work. Only `own-core` divides them."""
-    cores = sorted(os.sched_getaffinity(0))
-    if isolation != "own-core":
-        return set(cores), set(cores)
-    if len(cores) < 2:
-        raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
-    half = len(cores) // 2
-    return set(cores[half:]), set(cores[:half])

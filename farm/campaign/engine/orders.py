@@ -11,9 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress
+from farm.campaign.engine.progress import (
+    fetch_foreign,
+    fetch_recorded,
+    merge_faults,
+    sum_latencies,
+    to_campaign,
+    to_progress,
+    to_search_task,
+)
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches
 from farm.campaign.engine.verifying import Verifying
@@ -117,7 +124,7 @@ class CampaignOrders:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
             boards, winners = self._roster.list_boards(active), verifying.to_progress(active)
             progress = to_progress(active, boards, phase, now, winners)
-            active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
+            active.note_history(progress["counted"], sum_latencies(progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
             progress["search_s"] = active.searched_s + self._searches.get_busy_s(active.name)
             if active.name in ended:
@@ -191,7 +198,7 @@ class CampaignOrders:
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
         breakers = self._store.trials.fetch_board_breakers(row.id, self._fleet.settings.max_losses)
-        campaign = resume.to_campaign(
+        campaign = to_campaign(
             order,
             to_search_budget(row.budget, order),
             counted,
@@ -225,8 +232,8 @@ class CampaignOrders:
             known = self._recall(active, task)
             candidates = [job.candidate for job in self._fleet.jobs.values() if job.task.key == key]
             under_way = [(each.hash, each.trace_json) for each in candidates]
-            foreign = resume.fetch_foreign(self._store, task) if order.search.warm_start else []
-            return resume.to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
+            foreign = fetch_foreign(self._store, task) if order.search.warm_start else []
+            return to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
 
         settings = to_search_settings(order.search, self._settings, any(of.is_host for of in order.types))
         self._searches.open(order.name, settings, read)
@@ -262,9 +269,5 @@ def to_search_budget(budget: Budget, order: Order) -> Budget:
     """Return the search's part of a budget: verification needs board-hours, energy and wall clock too."""
     wall_clock_s = leave_search_s(order, budget.wall_clock_s)
     return budget.change(
-        {
-            "board_s": leave_room(budget.board_s),
-            "wall_clock_s": wall_clock_s,
-            "energy_j": leave_room(budget.energy_j),
-        }
+        {"board_s": leave_room(budget.board_s), "wall_clock_s": wall_clock_s, "energy_j": leave_room(budget.energy_j)}
     )

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.campaign.engine import engine
-from farm.campaign.engine.client import is_expected
 from farm.campaign.engine.control import (
     RUN,
     close_abandoned,
     is_anothers,
+    is_expected,
     needs_engine,
     recount_campaign,
     run_through_outages,

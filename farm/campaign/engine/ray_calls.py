@@ -1,6 +1,6 @@
 """Run Ray on this machine for a block, and wait for its answers.
 
-Its actors are in `searches` and `ray_compilers`.
+Its actors are in `searches` and `builds`.
 """
 
 from __future__ import annotations

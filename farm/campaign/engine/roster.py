@@ -111,23 +111,21 @@ class Roster:
 
     def lend(self, order: Order, board_type: str, count: int) -> list[boards.Arrived]:
         """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""
-        fits = [
-            name
-            for name, about in self._here.items()
-            if about.board_type == board_type
-            and name not in self._lent.keys() | self._yielding
-            and order.may_use(name, about.labels)
-        ]
-
-        def is_working(name: str) -> bool:
-            board = self._fleet.boards.get(name)
-            return board is not None and board.running is not None
-
-        chosen = sorted(fits, key=lambda name: (is_working(name), name))[:count]
+        taken = self._lent.keys() | self._yielding
+        fits = [each.board for each in self._list_usable(order, {board_type}) if each.board not in taken]
+        chosen = sorted(fits, key=lambda name: (self._is_measuring(name), name))[:count]
         for name in chosen:
             self._lent[name] = order.name
             events.leave(self._fleet, name)
         return [self._here[name] for name in chosen]
+
+    def _is_measuring(self, name: str) -> bool:
+        board = self._fleet.boards.get(name)
+        return board is not None and board.running is not None
+
+    def _list_usable(self, order: Order, board_types: Collection[str]) -> list[boards.Arrived]:
+        here = self._here.values()
+        return [each for each in here if each.board_type in board_types and order.may_use(each.board, each.labels)]
 
     def suits(self, name: str, order: Order) -> bool:
         """Whether a campaign may use a board that is here."""
@@ -162,9 +160,7 @@ class Roster:
 
     def count(self, order: Order, board_type: str) -> int:
         """Count the boards of a type at hand that a campaign may use, lent ones included."""
-        return sum(
-            about.board_type == board_type and order.may_use(name, about.labels) for name, about in self._here.items()
-        )
+        return len(self._list_usable(order, {board_type}))
 
     def offer_reference_kernel(self, lane: Lane, spec: MeasureSpec, library: bytes) -> None:
         """Offer a good candidate of a type's heaviest workload as its reference kernel; the first one is taken.
@@ -178,21 +174,10 @@ class Roster:
 
     def list_boards(self, active: Active) -> list[dict[str, Any]]:
         """List the boards that a campaign may use, with their state."""
-        kinds = {each.board_type for each in active.order.types}
         rows = []
-        for name, about in sorted(self._here.items()):
-            if about.board_type not in kinds or not active.order.may_use(name, about.labels):
-                continue
-            board = self._fleet.boards.get(name)
-            doing = "verifying" if name in self._lent else "idle"
-            if board is not None and board.running is not None:
-                doing = "measuring"
-            rows.append(
-                {
-                    "name": name,
-                    "board_type": about.board_type,
-                    "doing": doing,
-                    "point": "" if board is None else board.point,
-                }
-            )
-        return rows
+        for each in self._list_usable(active.order, {of_type.board_type for of_type in active.order.types}):
+            board, doing = self._fleet.boards.get(each.board), "verifying" if each.board in self._lent else "idle"
+            doing = "measuring" if self._is_measuring(each.board) else doing
+            point = "" if board is None else board.point
+            rows.append({"name": each.board, "board_type": each.board_type, "doing": doing, "point": point})
+        return sorted(rows, key=lambda row: row["name"])

@@ -215,7 +215,7 @@ class Verifying:
                 self._return_surplus(each, board)
             if verification.done:
                 self._open.pop(name)
-                self._ended[name] = verification.verdict.to_document()
+                self._ended[name] = verification.verdict
                 self._return(each, *verification.boards)
 
     def take_ended(self) -> set[str]:
@@ -229,7 +229,7 @@ class Verifying:
         if active.name in self._ended:
             return self._ended.pop(active.name)
         each = self._open.get(active.name)
-        return None if each is None else each.verification.verdict.to_document()
+        return None if each is None else each.verification.verdict
 
     def to_progress(self, active: Active) -> dict[str, Any] | None:
         """Return the progress of verification and finals, and the time to their end (s).

@@ -27,7 +27,9 @@ def plan_queues(fleet: FleetState) -> dict[Lane, int]:
 
 def end_measuring(fleet: FleetState) -> None:
     """Resume search and build once everything built for the host has been measured."""
-    if fleet.phase is Phase.MEASURING and not _is_measuring(fleet) and not _has_any_work(fleet):
+    hosts = [pool for pool in fleet.pools.values() if pool.is_host]
+    is_measuring = any(sum(map(len, pool.idle.values())) < pool.boards for pool in hosts)
+    if fleet.phase is Phase.MEASURING and not is_measuring and not _has_any_work(fleet):
         fleet.phase = Phase.PREPARING
 
 
@@ -40,10 +42,6 @@ def begin_measuring(fleet: FleetState) -> bool:
         return False
     fleet.phase = Phase.MEASURING
     return True
-
-
-def _is_measuring(fleet: FleetState) -> bool:
-    return any(pool.is_host and sum(map(len, pool.idle.values())) < pool.boards for pool in fleet.pools.values())
 
 
 def _has_any_work(fleet: FleetState) -> bool:

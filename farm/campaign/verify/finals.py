@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
-from farm.campaign.plan_estimate import find_final_s
+from farm.campaign.plan_estimate import count_functions, find_final_s
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.coroutines import Loop, done, until
 from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, Preparations, VerificationWorker
@@ -97,7 +98,14 @@ class Finals:
         ]
         known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
         self._by = Objective(order.objective)
-        self._left = [key for key in _list_keys(order) if key not in known]
+        # Every model that has workloads on a type, at every point.
+        self._left = [
+            key
+            for of_type in order.types
+            for point, model in itertools.product(of_type.points, order.models)
+            if count_functions(of_type.workloads, model.name)
+            and (key := FinalKey(model.name, of_type.board_type, point)) not in known
+        ]
         self._open: set[FinalKey] = set()
         self._expected_s = {key: find_final_s(order, key.model, key.board_type) for key in self._left}
         # When the first final began and when the last one ended; the estimated seconds of those that ended.
@@ -306,9 +314,7 @@ class Finals:
 
     def _to_order(self, key: FinalKey, of_type: TypeOrder) -> ContenderOrder:
         about = next(each for each in self._order.models if each.name == key.model)
-        model = ModelFacts(
-            name=about.name, sha256=about.sha256, origin=about.origin, shapes=about.shapes, batch=about.batch
-        )
+        model = ModelFacts(**about.model_dump(exclude={"lengths"}))
         kind = require_board_type(key.board_type).model_copy(update={"pipeline": of_type.pipeline})
         candidates = make.list_candidates(model.sha256, kind, of_type.simulated, self._store)
         return ContenderOrder(model, kind, key.point, of_type.simulated, of_type.target, candidates)
@@ -377,17 +383,6 @@ def _join(built: BuiltContenders, timed: Timed, by: Objective) -> dict[str, dict
         return {}
     joined = final_rules.join_mixes(final_rules.list_rounds(timed, by), alive)
     return {} if joined is None else {f"{final_rules.MIXED} joined": joined}
-
-
-def _list_keys(order: Order) -> list[FinalKey]:
-    """List the keys: every model that has workloads on a type, at every point."""
-    return [
-        FinalKey(model.name, of_type.board_type, point)
-        for of_type in order.types
-        for point in of_type.points
-        for model in order.models
-        if any(model.name in each.models for each in of_type.workloads)
-    ]
 
 
 def _name(key: FinalKey) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from device_agent.protocol import Outcome
@@ -12,7 +11,7 @@ from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
 from farm.store.trial_rows import KnownCandidate
 from farm.types.campaigns import Order
-from farm.values import WINNER_TRIAL, Record, Trial, Workload
+from farm.values import WINNER_TRIAL, Record, Trial
 
 # The columns of a finalist's trial that are kept in memory.
 _KEPT = ("candidate", "attempt", "status", "fault_side", "median_s", "board")
@@ -35,9 +34,6 @@ class VerificationJournal:
             key = RecordKey(row["board_type"], row["workload"], row["operating_point"])
             found[key].append({name: row[name] for name in self._kept})
         return dict(found)
-
-    def fetch_workloads(self) -> dict[tuple[str, str], Workload]:
-        return {(each.board_type, each.hash): each for each in self._store.workloads.fetch(self._campaign)}
 
     def fetch_known(self, key: RecordKey) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(
@@ -97,32 +93,3 @@ class VerificationJournal:
         )
         self._store.trials.add(trial)
         return trial.median_s
-
-
-@dataclasses.dataclass(frozen=True)
-class VerificationResult:
-    """The results of a campaign's verification so far.
-
-    `over` of `tasks` are done. `records` are new ones, `held` those whose candidate stayed, `ties` those of both
-    without a proven lead. `rejected` counts candidates with wrong output, `untuned` tasks whose untuned code is as
-    fast, `undecided` says why a task has no record, `contradictions` where boards disagree, `finals` are the models'
-    (`final_report`).
-    """
-
-    tasks: int = 0
-    over: int = 0
-    records: int = 0
-    held: int = 0
-    ties: int = 0
-    rejected: int = 0
-    untuned: int = 0
-    undecided: Mapping[RecordKey, str] = dataclasses.field(default_factory=dict)
-    contradictions: tuple[str, ...] = ()
-    finals: tuple[Mapping[str, Any], ...] = ()
-
-    def to_document(self) -> dict[str, Any]:
-        document = dataclasses.asdict(self)
-        document["undecided"] = [{**key._asdict(), "reason": reason} for key, reason in self.undecided.items()]
-        document["contradictions"] = list(self.contradictions)
-        document["finals"] = [dict(each) for each in self.finals]
-        return document

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from device_agent.protocol import (
     EnergySpec,
-    Engine,
     FaultSide,
     Limits,
     MeasureSpec,
@@ -34,7 +33,6 @@ from farm.errors import InternalError
 from farm.measure.arrays import read_arguments
 from farm.search import gpus
 from farm.search.codegen.build_pool import BuildResult
-from farm.settings import Settings
 from farm.types.campaigns import Order, TypeOrder
 from farm.values import UNTUNED, Workload
 
@@ -126,22 +124,13 @@ class Failure(NamedTuple):
     message: str
 
 
-def to_run_spec(settings: Settings, device: str) -> RunSpec:
-    """Return how a program is run once for its output. Unscheduled code is slow: it gets a model's time."""
-    return RunSpec(
-        Engine.KERNEL,
-        device=device,
-        limits=Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes),
-    )
-
-
 def to_measure_spec(
-    program: Program, order: Order, of_type: TypeOrder, energy: EnergySpec | None = None
+    order: Order, of_type: TypeOrder, arguments: tuple[TensorSpec, ...], energy: EnergySpec | None = None
 ) -> MeasureSpec:
-    """Return how a candidate is timed: as in the search, with the order's full time-out."""
+    """Return how a candidate is timed: with the order's full time-out, which a search shortens."""
     measure = order.measure
     return MeasureSpec(
-        arguments=program.arguments,
+        arguments=arguments,
         number=measure.number,
         repeat=measure.repeat,
         min_repeat_s=measure.min_repeat_s,

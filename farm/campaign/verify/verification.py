@@ -12,24 +12,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+import itertools
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from device_agent.protocol import FaultSide, Outcome, Status
+from device_agent.protocol import Engine, FaultSide, Limits, Outcome, RunSpec, Status
 from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import objectives, programs
 from farm.campaign.verify.coroutines import Loop, Running, done, until
 from farm.campaign.verify.finals import Finals
-from farm.campaign.verify.journal import VerificationJournal, VerificationResult
-from farm.campaign.verify.programs import (
-    Preparations,
-    Program,
-    ProgramCheck,
-    Programs,
-    RecordKey,
-    VerificationWorker,
-)
+from farm.campaign.verify.journal import VerificationJournal
+from farm.campaign.verify.programs import Preparations, Program, ProgramCheck, Programs, RecordKey, VerificationWorker
 from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
 from farm.crew.held_board import Ended
 from farm.errors import InternalError
@@ -95,7 +89,7 @@ class Verification:
         self.measured, self.measured_s = 0, 0.0
         self._journal = VerificationJournal(campaign, order, store)
         self._types = {each.board_type: each for each in order.types}
-        self._workloads = self._journal.fetch_workloads()
+        self._workloads = {(each.board_type, each.hash): each for each in store.workloads.fetch(campaign)}
         self._trials = self._journal.fetch_trials()
         self._rejected = {
             (*key.place, str(row["candidate"]))
@@ -114,7 +108,7 @@ class Verification:
         self._loop, self._worker, self._preparations = Loop(), worker, Preparations(self._may_prepare)
         with_them = self._loop, worker, self._preparations
         self._programs = Programs(*with_them, self._workloads, self._find_target, self._note_retry)
-        for key in _all_tasks(order):
+        for key in _list_tasks(order):
             if key.place not in self._workloads:
                 raise InternalError(f"campaign {campaign} has no workload {key.workload} for {key.board_type}")
             if (record := self._journal.find_own_record(key)) is not None:
@@ -280,7 +274,9 @@ class Verification:
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
         inputs = make_inputs(self._workloads[program.key.place].arguments, self._order.search.seed)
-        spec = programs.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
+        # Unscheduled code is slow: it gets a model's time.
+        limits = Limits(timeout_s=self._settings.model_timeout_s, memory_bytes=self._settings.model_memory_bytes)
+        spec = RunSpec(Engine.KERNEL, device=gpus.device_of(self._find_target(program)), limits=limits)
         point = self._types[key.board_type].points[key.point]
         try:
             check.answer = await done(self._worker.run(board.name, point, spec, check.binary, inputs))
@@ -298,7 +294,7 @@ class Verification:
                     if program.library is None:
                         raise InternalError(f"{program.candidate} is measured before it was built")
                     window = task.plan_window(program.candidate or "")
-                    spec = programs.to_measure_spec(program, self._order, task.of_type, window)
+                    spec = programs.to_measure_spec(self._order, task.of_type, program.arguments, window)
                     asked.append((program, self._worker.measure(board.name, task.point, spec, program.library)))
                 program, measured = asked[0]
                 ended = await done(measured)
@@ -354,31 +350,38 @@ class Verification:
         return len(self._pending) + sum(not task.is_checked for task in self._active.values())
 
     @property
-    def verdict(self) -> VerificationResult:
-        """Return the results so far."""
+    def verdict(self) -> dict[str, Any]:
+        """Return the results so far, as a plain document.
+
+        `over` of `tasks` are done. `records` are new ones, `held` those whose candidate stayed, `ties` those of both
+        without a proven lead. `rejected` counts candidates with wrong output, `untuned` tasks whose untuned code is as
+        fast, `undecided` says why a task has no record, `contradictions` where boards disagree, `finals` are the
+        models' (`final_rules.describe`).
+        """
         results = self._results
-        return VerificationResult(
-            tasks=len(results) + len(self._active) + len(self._pending),
-            over=len(results),
-            records=sum(each.record is not None and not each.held for each in results.values()),
-            held=sum(each.held for each in results.values()),
-            ties=sum(each.tied for each in results.values()),
-            rejected=len(self._rejected),
-            untuned=sum(each.untuned for each in results.values()),
-            undecided={key: each.reason for key, each in results.items() if each.record is None and not each.held},
-            contradictions=tuple(
+        return {
+            "tasks": len(results) + len(self._active) + len(self._pending),
+            "over": len(results),
+            "records": sum(each.record is not None and not each.held for each in results.values()),
+            "held": sum(each.held for each in results.values()),
+            "ties": sum(each.tied for each in results.values()),
+            "rejected": len(self._rejected),
+            "untuned": sum(each.untuned for each in results.values()),
+            "undecided": [
+                {**key._asdict(), "reason": each.reason}
+                for key, each in results.items()
+                if each.record is None and not each.held
+            ],
+            "contradictions": [
                 f"{self._workloads[key.place].name} at {key.point}: {said}"
                 for key, each in results.items()
                 for said in each.contradictions
-            ),
-            finals=tuple(self.finals.documents),
-        )
+            ],
+            "finals": list(self.finals.documents),
+        }
 
 
-def _all_tasks(order: Order) -> list[RecordKey]:
-    return [
-        RecordKey(of_type.board_type, workload.hash, point)
-        for of_type in order.types
-        for workload in of_type.workloads
-        for point in of_type.points
-    ]
+def _list_tasks(order: Order) -> Iterator[RecordKey]:
+    for each in order.types:
+        for workload, point in itertools.product(each.workloads, each.points):
+            yield RecordKey(each.board_type, workload.hash, point)

@@ -1,6 +1,6 @@
 """Pools of compiler processes that keep TVM loaded; each builds one at a time and is replaced when old, fat or stuck.
 
-They are Ray actors for campaigns (`farm.campaign.engine.ray_compilers`) and children for scripts
+They are Ray actors for campaigns (`farm.campaign.engine.builds`) and children for scripts
 (`farm.metaschedule.builder`). A pool covers one machine; `farm.campaign.engine.builds` spans several.
 `BuildCache` keeps what they built, keyed by its inputs: a miss or a failure means that the caller builds.
 """
