@@ -46,7 +46,7 @@ def export(
     """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
     document = _fetch(sweep)
     series = _choose_series(document, variant, batch)
-    chosen = exporting.choose_point(document, series, rank=1, key=key)
+    chosen = exporting.choose_point(document, series, key)
     text = _export(chosen, form)
     if out is None:
         print(text, end="")

@@ -55,10 +55,8 @@ def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for
     ("wanted", "word"),
     [
         ({"window_s": 0.01}, "--window"),
-        ({"repeat": 0}, "--repeat"),
         ({"budget_points": 0}, "--budget-points"),
         ({"exhaustive": True, "budget_points": 3}, "contradict"),
-        ({"ambient_c": 300.0}, "--ambient"),
     ],
 )
 def test_impossible_orders_are_refused(wanted: dict[str, object], word: str) -> None:

@@ -44,16 +44,17 @@ class Chosen:
         return bool(self.series["pick"]) and self.series["pick"]["key"] == self.row["key"]
 
 
-def choose_point(
-    document: Mapping[str, Any], series: Mapping[str, Any], *, rank: int = 1, key: str | None = None
-) -> Chosen:
-    """Return the recommended point (`rank` 1), a runner-up (2 and up) or the point `key` of a series.
+def choose_point(document: Mapping[str, Any], series: Mapping[str, Any], key: str | None = None) -> Chosen:
+    """Return the recommended point, or the point `key`, of a series.
 
     Raises UsageError where there is none, and for a point that was predicted or whose measurement is invalid: it has no
     evidence.
     """
     if key is None:
-        key = _find_ranked(document, series, rank)
+        if not series["pick"]:
+            why = series["no_pick"] or "none was chosen"
+            raise UsageError(f"sweep {document['sweep']} has no pick: {why}", "Name a point with --key.")
+        key = str(series["pick"]["key"])
     row = sweep_rows.find_row(series, key)
     if row is None:
         examples = ", ".join(repr(each["key"]) for each in series["rows"][:3])
@@ -140,17 +141,6 @@ def write_comments(chosen: Chosen) -> list[str]:
         told = ", ".join(f"{d['name']} (up to {format_hz(d['freq_hz'])})" for d in free)
         lines.append(f"Left to the board, here as then: {told}.")
     return [_plain(line) for line in lines]
-
-
-def _find_ranked(document: Mapping[str, Any], series: Mapping[str, Any], rank: int) -> str:
-    pick = series["pick"]
-    if not pick:
-        why = series["no_pick"] or "none was chosen"
-        raise UsageError(f"sweep {document['sweep']} has no pick: {why}", "Name a point with --key.")
-    ranked = [pick["key"], *(each["key"] for each in pick["runners_up"])]
-    if not 1 <= rank <= len(ranked):
-        raise UsageError(f"there is no pick {rank}", f"1 is the pick, 2 to {len(ranked)} are the runners-up.")
-    return str(ranked[rank - 1])
 
 
 def _quantity(name: str, estimate: Mapping[str, float], scale: units.Scale) -> str:

@@ -34,11 +34,11 @@ def export_script(chosen: Chosen, board_type: BoardType) -> str:
 def _list_settings(chosen: Chosen, board_type: BoardType) -> Iterator[str]:
     point = chosen.point
     held = _held_clusters(chosen, board_type)
+    devices = _words(board_type.gpu.devices if board_type.gpu else ())
     if point.power_mode is not None:
-        touched = [f"keep_cpus {_words(cpus)}" for cpus, _ in held]
-        yield from touched
+        yield from (f"keep_cpus {_words(cpus)}" for cpus, _ in held)
         if point.gpu_freq_hz:
-            yield f"keep_gpu {_words(board_type.gpu.devices if board_type.gpu else ())}".rstrip()
+            yield f"keep_gpu {devices}".rstrip()
         yield f"power_mode {_find_mode_id(board_type, point.power_mode)}"
     if point.cores_online is not None:
         wanted = sorted(point.cores_online)
@@ -51,8 +51,7 @@ def _list_settings(chosen: Chosen, board_type: BoardType) -> Iterator[str]:
     for cpus, hz in held:
         yield f"hold_cpus {hz // 1000} {_words(cpus)}"
     if point.gpu_freq_hz:
-        devices = board_type.gpu.devices if board_type.gpu else ()
-        yield f"hold_gpu {point.gpu_freq_hz} {_words(devices)}".rstrip()
+        yield f"hold_gpu {point.gpu_freq_hz} {devices}".rstrip()
 
 
 def _held_clusters(chosen: Chosen, board_type: BoardType) -> list[tuple[list[int], int]]:
@@ -98,9 +97,8 @@ _WITHOUT_CORE_0 = ("t186",)
 _NO_LIMIT = -1
 
 
-def export_nvpmodel(chosen: Chosen, board_type: BoardType, mode_id: int | None = None) -> str:
-    """Return the stanza, with its evidence as comments. `mode_id`: its ID; None: the first one that stock files leave
-    free.
+def export_nvpmodel(chosen: Chosen, board_type: BoardType) -> str:
+    """Return the stanza, with its evidence as comments, and the first ID that stock files leave free.
 
     Raises UsageError for what nvpmodel cannot express, saying why.
     """
@@ -110,10 +108,7 @@ def export_nvpmodel(chosen: Chosen, board_type: BoardType, mode_id: int | None =
             f"boards of type {board_type.name} have no nvpmodel, so it has no modes to add one to",
             "Use --as sh or --as json.",
         )
-    taken = {mode.id: mode.name for mode in board_type.power_modes}
-    if mode_id is not None and mode_id in taken:
-        raise UsageError(f"ID {mode_id} is taken by the stock mode {taken[mode_id]}", f"Use {max(taken) + 1} or more.")
-    number = max(taken) + 1 if mode_id is None else mode_id
+    number = max(mode.id for mode in board_type.power_modes) + 1
     base = _find_mode(board_type, point.power_mode)
     name = f"FARM_SWEEP_{chosen.document['sweep']}"
     comments = [
