@@ -111,22 +111,24 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
         )
     groups: dict[tuple[object, ...], list[GridPoint]] = {}
     for mode, cores, cpu_hz, gpu_hz, memory_hz in itertools.product(modes, core_sets, cpus, gpu, memory):
-        online = cores or _online_by(mode, coupling) or find_online(clocks)
+        known = coupling.modes.get(mode or "")
+        online = cores or (known.cores_online if known else None) or find_online(clocks)
         usable = {name: hz for name, hz in cpu_hz.items() if set(_cluster(clocks, name).cpus) & set(online)}
         point = OperatingPoint(mode, cores, usable, gpu_hz, memory_hz)
         # The dropped combination keeps the clocks that it asked for in its name.
         asked = dataclasses.replace(point, cpu_freq_hz=cpu_hz)
         resolved = _resolve(clocks, point, online, coupling)
-        variant = _variant(mode, coupling)
+        # The mode's effect beyond clocks; an unknown mode is a variant of its own.
+        variant = f"gating {known.gating}" if known else mode or ""
         grid_point = GridPoint(format_point(asked), point, resolved, variant)
         groups.setdefault((resolved, variant), []).append(grid_point)
     points, merged = [], []
     for alike in groups.values():
-        kept, *dropped = sorted(alike, key=lambda each: _altered(each, clocks))
+        kept, *dropped = sorted(alike, key=_count_altered)
         kept = dataclasses.replace(kept, key=format_point(kept.point))
         points.append(kept)
         if dropped:
-            reason = _explain(clocks, kept, dropped, coupling)
+            reason = "; ".join(dict.fromkeys(_list_reasons(kept, dropped))) or "asked for twice"
             merged.append(Merge(kept.key, tuple(each.key for each in dropped), reason))
     return Grid(tuple(points), tuple(merged))
 
@@ -284,22 +286,10 @@ def _cluster(clocks: Clocks, name: str) -> DomainClocks:
     return next(cluster for cluster in clocks.clusters if cluster.name == name)
 
 
-def _online_by(mode: str | None, coupling: Coupling) -> tuple[int, ...] | None:
-    known = coupling.modes.get(mode or "")
-    return known.cores_online if known else None
-
-
 def find_online(clocks: Clocks) -> tuple[int, ...]:
     """Return the cores that are on; all where no cluster says which."""
     online = sorted(cpu for cluster in clocks.clusters for cpu in cluster.online)
     return tuple(online or sorted(cpu for cluster in clocks.clusters for cpu in cluster.cpus))
-
-
-def _variant(mode: str | None, coupling: Coupling) -> str:
-    """Name the mode's effect beyond clocks. An unknown mode is a variant of its own."""
-    if mode is None:
-        return ""
-    return f"gating {coupling.modes[mode].gating}" if mode in coupling.modes else mode
 
 
 def _resolve(
@@ -341,18 +331,14 @@ def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
     return min((hz for hz in table if cap_hz and hz >= cap_hz), default=max(table))
 
 
-def _altered(point: GridPoint, clocks: Clocks) -> int:
+def _count_altered(point: GridPoint) -> int:
     """Count the requested clocks that the board would change."""
     asked = {**point.point.cpu_freq_hz, GPU: point.point.gpu_freq_hz, MEMORY: point.point.memory_freq_hz}
     changed = sum(d.held and asked.get(d.name) != d.freq_hz for d in point.domains)
     return int(changed) + int(format_point(point.point) != point.key)
 
 
-def _explain(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coupling: Coupling) -> str:
-    return "; ".join(dict.fromkeys(_reasons(clocks, kept, dropped, coupling))) or "asked for twice"
-
-
-def _reasons(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coupling: Coupling) -> Iterator[str]:
+def _list_reasons(kept: GridPoint, dropped: Sequence[GridPoint]) -> Iterator[str]:
     for domain in kept.domains:
         if domain.units == 0 and any(f" {domain.name}=" in f" {each.key}" for each in dropped):
             yield f"all cores of {domain.name} are offline, so its clock does not matter"

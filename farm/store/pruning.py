@@ -127,8 +127,10 @@ class Pruning(StorePart):
         is_chosen = trials.c.campaign.in_(among)
         every = self._db.rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
         winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
+        # Trials of candidates with a record where they were measured.
+        proven = sa.select(trials.c.id).join(schema.records, _proves())
         proofs = sa.select(trials.c.campaign, count).where(
-            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(expressions.is_wrong()))),
+            trials.c.id.in_(sa.union(proven, sa.select(trials.c.id).where(expressions.is_wrong()))),
             trials.c.purpose != WINNER_TRIAL,
         )
         kept: dict[int, int] = {}
@@ -200,12 +202,6 @@ class Pruning(StorePart):
         some = sa.select(long.label("long")).where(trials.c.campaign.in_(campaigns)).limit(_SAMPLE).subquery()
         [row] = self._db.rows(sa.select(sa.func.avg(some.c.long).label("long")))
         return float(row["long"] or 0.0) + _REST_BYTES
-
-
-def _select_proofs() -> sa.Select[Any]:
-    """Numbers of the trials of candidates with a record where they were measured."""
-    trials, records = schema.trials, schema.records
-    return sa.select(trials.c.id).join(records, _proves())
 
 
 def _proves() -> sa.ColumnElement[bool]:

@@ -77,12 +77,6 @@ class _Facts:
             return self.leased if self.leased in self.asks else ""
         return self.asks[0] if self.asks else ""
 
-    def may_ask(self, keeper: str, wanted: bool) -> bool:
-        """Whether a coordinator without the route may request it."""
-        if self.leased is not None:
-            return self.leased == keeper
-        return keeper not in self.barred and (wanted or self.lost)
-
 
 class Routes(StorePart):
     """Queries on `board_ways`."""
@@ -263,4 +257,8 @@ def _find_work(
         due = keeps["expires_s"] - now.seconds < WAY_TTL_S * (1 - 1 / _RENEWALS_PER_TTL)
         return "renew" if due or keeps["handed"] or (session and keeps["session"] != session) else ""
     asked = fact.asks_until.get(keeper, 0.0) - now.seconds > _ASK_TTL_S / 2
-    return "ask" if fact.may_ask(keeper, board in wanted) and not asked else ""
+    if fact.leased is not None:
+        may_ask = fact.leased == keeper
+    else:
+        may_ask = keeper not in fact.barred and (board in wanted or fact.lost)
+    return "ask" if may_ask and not asked else ""
