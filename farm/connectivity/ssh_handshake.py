@@ -17,9 +17,8 @@ from pathlib import Path
 import paramiko
 
 from farm.connectivity import host_keys
-from farm.connectivity.host_keys import HostKey, KnownHosts
+from farm.connectivity.host_keys import MOST_KEYS, HostKey, KnownHosts, UserKey, load_user_keys
 from farm.connectivity.ssh_socket import TCP_TIMEOUT_S, WatchedSocket, open_socket
-from farm.connectivity.user_keys import MOST_KEYS, UserKey, load_user_keys
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError
 from farm.processes.listening import start_thread
 

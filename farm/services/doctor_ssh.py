@@ -13,10 +13,9 @@ from typing import Any
 from device_agent.protocol import load_json
 from farm.connectivity import host_keys
 from farm.connectivity.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_command, plan_unit_test
-from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.host_keys import KnownHosts, load_user_keys
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
-from farm.connectivity.user_keys import load_user_keys
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.services.checks import Doubt, Work
 from farm.values import Ssh

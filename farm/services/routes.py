@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from device_agent.protocol.interpreters import python_command
-from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.board_link import BoardLink, LinkState
 from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.ssh_config import to_ssh_address
 from farm.connectivity.tunnels import Forward
 from farm.errors import FarmError
 from farm.processes import children

@@ -1,11 +1,11 @@
-"""Rows of campaigns: select, read and update them inside a transaction."""
+"""Rows of campaigns: select, read and update them inside a transaction; and what the store returns of trials."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,6 +15,7 @@ from farm.store import schema
 from farm.store.session import Statement
 from farm.types import campaigns
 from farm.types.states import CampaignState
+from farm.values import Workload
 
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
@@ -125,3 +126,45 @@ def _unknown(name: str, names: Sequence[str]) -> UsageError:
     if names:
         there = f"{foreign.suggest(name, names)} There are: {', '.join(sorted(names))}.".strip()
     return UsageError(f"there is no campaign {name!r}", there)
+
+
+class CandidateKey(NamedTuple):
+    """A candidate of a task."""
+
+    board_type: str
+    workload: str
+    operating_point: str
+    candidate: str
+
+
+class KnownCandidate(NamedTuple):
+    """A candidate that was tried on a board type, and `board`, one that measured it.
+
+    `median_s` is None if the candidate itself failed. `doubted`: all trials were measured on boards that drifted then.
+    """
+
+    candidate: str
+    trace_json: str
+    board: str | None
+    median_s: float | None
+    doubted: bool = False
+
+
+class TrialOutcome(NamedTuple):
+    """What a board answered about a trial."""
+
+    board: str
+    recorded_at: float
+    operating_point: str
+    outcome: Mapping[str, Any]
+
+
+class SimilarTrial(NamedTuple):
+    """A good trial that another search learns from, and its workload; `median_s` in seconds."""
+
+    workload: Workload
+    board_type: str
+    operating_point: str
+    candidate: str
+    trace_json: str
+    median_s: float

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.errors import UsageError
-from farm.store import append_only, expressions, schema
+from farm.store import database, expressions, schema
 from farm.store.session import StorePart
 from farm.values import WINNER_TRIAL
 
@@ -186,7 +186,7 @@ class Pruning(StorePart):
         if connection.execute(over).first() is None:
             return 0
         query = sa.select(trials.c.id).where(trials.c.campaign == campaign, ~_is_kept()).limit(most)
-        with append_only.deletable(connection):
+        with database.deletable(connection):
             return connection.execute(trials.delete().where(trials.c.id.in_(query))).rowcount
 
     def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:

@@ -1,12 +1,14 @@
-"""Routes: which of the coordinators that share a store owns the connection to each board.
+"""Which of the coordinators that share a store owns the connection to each board, and whose engines are alive.
 
-A route is a lease of its own kind: through whose services a board is reached. `leases` says who works on the board.
-`farm.services` opens and closes connections.
+A route is a lease of its own kind: through whose services a board is reached. `leases` says who works on the board,
+`farm.services` opens and closes connections. On one machine a lock and the process table are more precise about
+engines; see `farm.campaign.engine.control`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -262,3 +264,34 @@ def _find_work(
     else:
         may_ask = keeper not in fact.barred and (board in wanted or fact.lost)
     return "ask" if may_ask and not asked else ""
+
+
+# As long as a lease: a dead engine has lost its boards by then, too.
+ENGINE_TTL_S = 60.0
+
+
+class Engines(StorePart):
+    """Queries on `engines`: which are alive."""
+
+    def note(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
+        """Record that an engine is alive for `ttl_s`."""
+        table = schema.engines
+        with self._db.writing() as connection:
+            now = self._db.clock()
+            connection.execute(table.delete().where(now.find_lapsed(table)))
+            self._db.replace(connection, table, {"name": name_engine(engine), **now.claim(ttl_s)})
+
+    def forget(self, engine: Mapping[str, Any]) -> None:
+        table = schema.engines
+        with self._db.writing() as connection:
+            connection.execute(table.delete().where(table.c.name == name_engine(engine)))
+
+    def fetch_living(self) -> frozenset[str]:
+        """The engines that are alive, as named by `name_engine`."""
+        rows, now = self._db.rows(schema.engines.select()), self._db.clock()
+        return frozenset(row["name"] for row in rows if now.is_valid(row))
+
+
+def name_engine(engine: Mapping[str, Any]) -> str:
+    """An engine's identity as text."""
+    return json.dumps(dict(engine), sort_keys=True)

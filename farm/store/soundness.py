@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.store import database, schema
-from farm.store.append_only import APPEND_ONLY, make_tables
+from farm.store.database import APPEND_ONLY, make_tables
 from farm.values import Health
 
 # What no farm's table has: SQLite would evaluate expressions on reads and writes, and drop rows at conflicts.

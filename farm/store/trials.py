@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import database, expressions, schema
+from farm.store.campaign_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
 from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
-from farm.store.trial_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
 from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 

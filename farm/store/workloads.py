@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store import append_only, schema
+from farm.store import database, schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
 from farm.values import Workload
 
@@ -81,7 +81,7 @@ class Workloads(StorePart):
         For workloads that do not match their hash: their measurements are worthless.
         """
         trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
-        with self._db.writing(durably=True) as connection, append_only.deletable(connection):
+        with self._db.writing(durably=True) as connection, database.deletable(connection):
             gone = 0
             for each in hashes:
                 connection.execute(records.delete().where(records.c.workload == each))

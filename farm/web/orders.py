@@ -11,7 +11,7 @@ from typing import Any
 from farm.campaign.engine import client, control
 from farm.campaign.spec import check_campaign
 from farm.campaign.submit import submit
-from farm.crew import reservation
+from farm.crew import queue_entry
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.settings import Settings
@@ -19,8 +19,7 @@ from farm.store import Store
 from farm.types import campaigns
 from farm.types.documents import BoardInfo
 from farm.values import WorkKind
-from farm.web.access import Refused
-from farm.web.tokens import Person, Role
+from farm.web.access import Person, Refused, Role
 
 CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
@@ -90,7 +89,7 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
     Raises UsageError, UnavailableError where it is not free within some seconds.
     """
     with _some_wait_s() as wait_s:
-        reservation.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
+        queue_entry.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
     return store.boards.require(name)
 
 

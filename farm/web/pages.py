@@ -27,8 +27,7 @@ from farm.store import Store
 from farm.store.standing import BoardFilters
 from farm.types.documents import BoardInfo
 from farm.web import charts, live_board, now, orders, series
-from farm.web.access import COOKIE
-from farm.web.tokens import Person, Role
+from farm.web.access import COOKIE, Person, Role
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PER_PAGE = 50

@@ -11,10 +11,9 @@ from device_agent.clocks.power_mode import Mode, parse_configuration
 from device_agent.protocol import OperatingPoint
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.sweep.export import chosen
 from farm.sweep.export import chosen as export
-from farm.sweep.export import nvpmodel
-from farm.sweep.export.chosen import Chosen
-from farm.sweep.export.nvpmodel import export_nvpmodel
+from farm.sweep.export.chosen import Chosen, export_nvpmodel
 from farm.virtual.power_modes import render_configuration
 from tests.unit import sweep_documents
 from tests.unit.sweep_documents import chosen_point
@@ -98,7 +97,7 @@ def test_what_nvpmodel_cannot_say_is_refused(board_type: str, point: dict[str, A
 def test_what_a_script_may_not_say_is_refused() -> None:
     """A cluster that the type does not know is refused, since its CPUs are unknown."""
     with pytest.raises(UsageError, match="big"):
-        nvpmodel.export_script(
+        chosen.export_script(
             chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")
         )
 

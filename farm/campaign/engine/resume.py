@@ -16,8 +16,8 @@ from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners.tasks import ForeignTrial, SearchTask, Traits, derive_traits
 from farm.store import Store
+from farm.store.campaign_rows import CandidateKey
 from farm.store.totals import CountedTrial
-from farm.store.trial_rows import CandidateKey
 from farm.types.campaigns import Budget, Order
 from farm.values import Workload, operator_kind
 

@@ -17,8 +17,7 @@ from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
-from farm.sweep.fit.pareto import FrontCandidate, find_front
-from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
+from farm.sweep.fit.pick import FrontCandidate, Pick, PickedPoint, find_front, pick_point
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, PlannerSettings, find_void
 from farm.types import documents
 
