@@ -10,14 +10,13 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from farm.errors import FarmError, UnavailableError
+from farm.errors import UnavailableError
 from farm.settings import StoreLocation
 from farm.store import postgresql, sqlite
-from farm.store.clock import Instant
 from farm.store.schema import identity, metadata, trials
 
 # The one schema that this version reads. A table or column more takes the next number.
@@ -26,45 +25,8 @@ HEAD = "0013"
 BUSY_TIMEOUT_S = 30.0
 
 
-class Database(Protocol):
-    """One open database. Safe for several threads and processes."""
-
-    engine: sa.Engine
-    # What to do about an unusable database.
-    hint: str
-    # The driver's exceptions.
-    errors: tuple[type[Exception], ...]
-
-    @property
-    def location(self) -> StoreLocation:
-        """Its location, for messages."""
-
-    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
-        """A connection for one statement, by one thread at a time."""
-
-    def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
-        """One transaction that holds the write lock from its start, so that its reads stay valid."""
-
-    def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The clock shared by all users of the database; `connection` is `writing`'s, inside it."""
-
-    def read_wall_clock(self, connection: sa.Connection | None) -> float:
-        """Seconds since the epoch, for people."""
-
-    @staticmethod
-    def insert(table: sa.Table) -> Any:
-        """An INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
-
-    def fetch_last_token(self, connection: sa.Connection) -> int:
-        """The greatest lease token ever given; 0 without any."""
-
-    def set_last_token(self, connection: sa.Connection, token: int) -> None:
-        """Make the next lease get the token after this one."""
-
-    def translate(self, error: BaseException) -> FarmError:
-        """Translate a driver's error, or a timeout for a connection."""
-
-    def close(self) -> None: ...
+# One open database, safe for several threads and processes. A string: PostgreSQL's driver is an optional dependency.
+Database: TypeAlias = "sqlite.SqliteDatabase | postgresql.PostgresqlDatabase"
 
 
 def open_database(location: StoreLocation) -> Database:
