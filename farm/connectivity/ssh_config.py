@@ -73,7 +73,10 @@ def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
     """
     lines: list[str] = []
     for line in _read_file(path):
-        _require_no_program(line)
+        words = [word.lstrip("!") for word in line.words]
+        if words[0] == "matchexec" or (words[0] == "match" and "exec" in words):
+            what = "`Match exec` runs a program, which the farm does not do"
+            raise line.refuse(what, "Write a Host section in its place.")
         text = line.text
         if line.keyword == "include":
             if depth == _MOST_INCLUDES:
@@ -85,13 +88,6 @@ def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
     with open(number, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - an open file
         file.write("\n".join(lines) + "\n")
     return Path(name)
-
-
-def _require_no_program(line: ConfigLine) -> None:
-    words = [word.lstrip("!") for word in line.words]
-    if words[0] == "matchexec" or (words[0] == "match" and "exec" in words):
-        what = "`Match exec` runs a program, which the farm does not do"
-        raise line.refuse(what, "Write a Host section in its place.")
 
 
 def _read_file(path: Path) -> Iterator[ConfigLine]:
@@ -181,7 +177,11 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
     def first(keyword: str) -> str:
         return said.get(keyword, [""])[0]
 
-    _require_no_proxy_command(alias, path, first("proxycommand"))
+    if first("proxycommand").lower() not in ("", "none"):
+        raise UsageError(
+            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
+        )
+    jumps = first("proxyjump")
     tokens = {
         "%": "%",
         "h": first("hostname"),
@@ -209,7 +209,7 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
         tuple(Path(expand(key)).expanduser() for key in keys),
         first("identitiesonly") == "yes",
         _find_agent(expand(first("identityagent"))),
-        _split_jumps(first("proxyjump")),
+        () if jumps.lower() in ("", "none") else tuple(part.strip() for part in jumps.split(",")),
     )
 
 
@@ -224,17 +224,6 @@ def _expand(text: str, tokens: dict[str, str], where: str) -> str:
         return found
 
     return _TOKEN.sub(replace, text)
-
-
-def _require_no_proxy_command(alias: str, path: Path, command: str) -> None:
-    if command.lower() not in ("", "none"):
-        raise UsageError(
-            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
-        )
-
-
-def _split_jumps(text: str) -> tuple[str, ...]:
-    return () if text.lower() in ("", "none") else tuple(part.strip() for part in text.split(","))
 
 
 def split_jump(text: str) -> tuple[str, str, int | None]:

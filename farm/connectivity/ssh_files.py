@@ -39,11 +39,6 @@ class Transfer(NamedTuple):
     seconds: float
 
 
-def plan_timeout_s(size: int) -> float:
-    """The default time limit for a transfer of `size` bytes."""
-    return _GRACE_S + size / _SLOWEST_BYTES_PER_S
-
-
 def put(
     connection: SshConnection, local: Path, remote: str, mode: int = 0o644, timeout_s: float | None = None
 ) -> Transfer:
@@ -58,7 +53,7 @@ def put(
         size, digest = local.stat().st_size, hash_file(local)
     except OSError as error:
         raise UsageError(f"{local} cannot be read: {error.strerror}") from error
-    timeout_s = plan_timeout_s(size) if timeout_s is None else timeout_s
+    timeout_s = _GRACE_S + size / _SLOWEST_BYTES_PER_S if timeout_s is None else timeout_s
     watch = _Watch(f"sending {local.name} to {connection.address}", began + timeout_s, timeout_s)
     folder, name = posixpath.split(remote)
     part = posixpath.join(folder, f".{name}.{digest[:16]}.part")

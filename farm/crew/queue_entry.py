@@ -152,7 +152,9 @@ def to_document(store: Store) -> dict[str, Any]:
     known = {row.name: row for row in rows}
     requests = []
     for request in queue.requests:
-        has = [name for name in request.boards if _is_held_by(known.get(name), request)]
+        leases = {name: row.lease for name in request.boards if (row := known.get(name)) and row.lease}
+        own = (request.owner, WorkKind.TRIALS)
+        has = [n for n, each in leases.items() if request.kind is own[1] and (each.owner, each.kind) == own]
         document = dataclasses.asdict(request) | {"kind": str(request.kind), "boards": list(request.boards)}
         requests.append(document | {"has": has, "why": _explain_in_words(request, rows, queue, plan, has)})
     boards = []
@@ -164,16 +166,6 @@ def to_document(store: Store) -> dict[str, Any]:
         goes_to = plan.yields.get(row.name, plan.grants.get(row.name))
         boards.append({"name": row.name, "board_type": row.board_type, **about, "goes_to": goes_to})
     return {"requests": requests, "boards": boards}
-
-
-def _is_held_by(row: BoardInfo | None, request: BoardRequest) -> bool:
-    lease = None if row is None else row.lease
-    return (
-        request.kind is WorkKind.TRIALS
-        and lease is not None
-        and lease.owner == request.owner
-        and lease.kind == WorkKind.TRIALS
-    )
 
 
 def _explain_in_words(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import Any
 
 from device_agent.protocol import load_json
 from farm.connectivity import host_keys
@@ -166,7 +165,10 @@ class SshHops:
                 raise PermanentError(f"{summary}: {self.read_log_tail()}", logs)
             return summary if states.get(HELPER_UNIT) == "active" else Doubt(summary, logs)
         if kind == "supervisor":
-            services = _read_supervisor(rest)
+            services: dict[str, bool] = {}
+            with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):  # no answer of a supervisor
+                for name, facts in load_json(rest)["services"].items():
+                    services[name] = bool(facts.get("pid") if isinstance(facts, dict) else facts)
             if not services.get("agent"):
                 raise PermanentError(f"the agent does not run: {self.read_log_tail()}", logs)
             return "supervised: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in services.items())
@@ -179,14 +181,6 @@ class SshHops:
         """Return a command's output, at any exit code: one of its parts may be missing."""
         assert self.connection is not None
         return self.connection.exec(command, _EXEC_TIMEOUT_S).out.decode(errors="replace")
-
-
-def _read_supervisor(text: str) -> dict[str, bool]:
-    """Return by service whether it runs; empty where the answer cannot be parsed."""
-    with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):
-        services: dict[str, Any] = load_json(text)["services"]
-        return {name: bool(facts.get("pid") if isinstance(facts, dict) else facts) for name, facts in services.items()}
-    return {}
 
 
 def _format_span(seconds: float) -> str:

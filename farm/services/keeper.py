@@ -7,6 +7,7 @@ plans probes, `farm.crew.health` judges observations.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import queue
@@ -125,7 +126,10 @@ class Keeper:
         """Keep everything up until `stop`, or until `may_end` returns true."""
         while not self._stopping and not may_end():
             self.step()
-            self._run_inbox()
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=TICK_S)()
+                while True:
+                    self._inbox.get_nowait()()
 
     def step(self) -> None:
         """Check everything once."""
@@ -207,15 +211,6 @@ class Keeper:
         except FarmError as error:  # others get them once they have expired
             _log.warning("%s", error)
         self.tracker.stop()
-
-    def _run_inbox(self) -> None:
-        try:
-            work = self._inbox.get(timeout=TICK_S)
-            while True:
-                work()
-                work = self._inbox.get_nowait()
-        except queue.Empty:
-            return
 
     def _defer(self, work: Callable[[], None]) -> None:
         self._inbox.put(work)

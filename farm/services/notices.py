@@ -225,7 +225,8 @@ class Notifier:
             self._ended.wait(_DISK_PERIOD_S)
 
     def _serve(self, store: Store, name: str, way: WayDocument) -> None:
-        owner = name_mark(self._settings.home_path, name)
+        # Hosts that share a store send their own notices.
+        owner = f"notices {name} of {socket.gethostname()}:{self._settings.home_path}"
         mark = read_mark(store, owner)
         if mark is None:  # a new way hears of what happens from now on
             mark = store.events.fetch_mark()
@@ -275,11 +276,6 @@ def to_notice(event: StoreEvent) -> Notice | None:
         return None
     text = f"{event.kind}: {event.text}" if kind == "campaign_over" else event.text
     return Notice(f"{'board' if event.of_board else 'event'}-{event.id}", kind, event.at, event.subject, text)
-
-
-def name_mark(home: Path, way: str) -> str:
-    """Whose mark it is: hosts that share a store send their own notices."""
-    return f"notices {way} of {socket.gethostname()}:{home}"
 
 
 def read_mark(store: Store, owner: str) -> Mark | None:
