@@ -41,7 +41,7 @@ def _select_by_id() -> Statement:
 
 @functools.cache
 def select_fleet() -> sa.Select[Any]:
-    """Fleet campaigns with their progress, for `to_campaign`."""
+    """Fleet campaigns with their progress, for `FleetCampaign.from_row`."""
     common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
     columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
     own = [column for column in fleet.c if column.name != "campaign"]
@@ -52,15 +52,10 @@ def select_fleet() -> sa.Select[Any]:
     )
 
 
-def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
-    """Convert a row of `select_fleet`."""
-    return campaigns.FleetCampaign.from_row(row)
-
-
 def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
     """An open campaign by its number; None if it is unknown or over."""
     rows = _select_by_id().fetch(connection, number=campaign)
-    found = to_campaign(rows[0]) if rows else None
+    found = campaigns.FleetCampaign.from_row(rows[0]) if rows else None
     return None if found is None or found.over else found
 
 
@@ -69,13 +64,13 @@ def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     found = []
     for row in _select_by_age(False).fetch(connection):
         with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
-            found.append(to_campaign(row))
+            found.append(campaigns.FleetCampaign.from_row(row))
     return found
 
 
 def _find(connection: sa.Connection, name: str) -> campaigns.FleetCampaign | None:
     row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
-    return None if row is None else to_campaign(row)
+    return None if row is None else campaigns.FleetCampaign.from_row(row)
 
 
 def _require(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:

@@ -273,11 +273,8 @@ class Trials(StorePart):
         ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
         chosen = [trial for _, trial in ranked[:limit]]
         table = schema.trials
-        rows: dict[int, dict[str, Any]] = {}
-        for first in range(0, len(chosen), VALUES_AT_ONCE):
-            columns = (table.c.id, table.c.workload, *(table.c[name] for name in SimilarTrial._fields[1:]))
-            query = sa.select(*columns).where(table.c.id.in_(chosen[first : first + VALUES_AT_ONCE]))
-            rows |= {row.pop("id"): row for row in self._db.rows(query)}
+        query = sa.select(table.c.id, table.c.workload, *(table.c[name] for name in SimilarTrial._fields[1:]))
+        rows = {row.pop("id"): row for row in self._db.rows_among(query, table.c.id, chosen)}
         known = Workloads(self._db).fetch_by_hash(sorted({row["workload"] for row in rows.values()}))
         return [SimilarTrial(**row | {"workload": known[row["workload"]]}) for row in (rows[each] for each in chosen)]
 
