@@ -80,17 +80,15 @@ def put(
     return Transfer(True, size, digest, time.monotonic() - began)
 
 
-def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | None = None) -> Transfer:
+def get(connection: SshConnection, remote: str, local: Path) -> Transfer:
     """Make `local` equal to `remote` on the board, atomically. Raises as `put`."""
     began = time.monotonic()
-    allowed_s = _GRACE_S if timeout_s is None else timeout_s
-    watch = _Watch(f"fetching {remote} from {connection.address}", began + allowed_s, allowed_s)
+    watch = _Watch(f"fetching {remote} from {connection.address}", began + _GRACE_S, _GRACE_S)
     with _sftp(connection, watch) as sftp:
         with watch.naming(connection, remote, 0):
             size = int(sftp.stat(remote).st_size or 0)
             digest = fetch_sha256(connection, remote, size)
-        if timeout_s is None:
-            watch.extend(size / _SLOWEST_BYTES_PER_S)
+        watch.extend(size / _SLOWEST_BYTES_PER_S)
         if local.is_file() and local.stat().st_size == size and hash_file(local) == digest:
             return Transfer(False, size, digest, time.monotonic() - began)
         with folders.new_file(local) as part:

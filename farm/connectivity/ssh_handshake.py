@@ -144,23 +144,18 @@ def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float
     return transport, sock
 
 
-def fetch_host_key(
-    address: SshAddress,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    wanted: Collection[str] = (),
-    known_hosts: KnownHosts | None = None,
-) -> HostKey:
+def fetch_host_key(address: SshAddress, wanted: Collection[str] = (), known_hosts: KnownHosts | None = None) -> HostKey:
     """Fetch a board's host key without pinned ones, for a person to confirm. Does not log in there.
 
     With `wanted` fingerprints it requests each key type until one of those is shown; raises HostKeyError if none is. It
     logs in to the jump hosts; `known_hosts` has their keys.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
     if wanted:
         transport, sock = _open_pinned(address, list(wanted), set(), deadline, known_hosts)
     else:
         kinds = [kind for family in _FAMILIES for kind in family]
-        transport, sock = _exchange_keys(address, kinds, timeout_s, known_hosts)
+        transport, sock = _exchange_keys(address, kinds, CONNECT_TIMEOUT_S, known_hosts)
     try:
         return _shown_key(transport)
     finally:

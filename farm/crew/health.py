@@ -38,8 +38,6 @@ class Kind(StrEnum):
     QUARANTINE = "quarantine"
     CLEAR = "clear"
     RETIRE = "retire"
-    LEASE_TAKEN = "lease_taken"
-    LEASE_ENDED = "lease_ended"
     LOST = "lost"  # its connection is cut
     BACK = "back"
     POWER_CYCLED = "power_cycled"
@@ -85,8 +83,6 @@ _TEXT = {
     Kind.QUARANTINE: "quarantined by an operator",
     Kind.CLEAR: "cleared by an operator; a probe decides",
     Kind.RETIRE: "retired by an operator",
-    Kind.LEASE_TAKEN: "a lease was taken",
-    Kind.LEASE_ENDED: "its lease ended",
     Kind.LOST: "it cannot be reached",
     Kind.BACK: "it can be reached again",
     Kind.POWER_CYCLED: "its power was cycled",
@@ -142,12 +138,8 @@ def transition(
     kind, text = observation.kind, observation.text
     if kind in COMMANDS:
         return _obey(standing, observation, history, now_s)
-    if kind is Kind.LEASE_TAKEN:
-        return _note(dataclasses.replace(standing, leased=True), standing, history, text)
-    if kind is Kind.LEASE_ENDED:
-        return _note(dataclasses.replace(standing, leased=False), standing, history, text)
     if kind is Kind.LOST:
-        return _note(dataclasses.replace(standing, reachable=False), standing, history, text)
+        return Transition(dataclasses.replace(standing, reachable=False), history, text if standing.reachable else "")
     if kind is Kind.BACK:
         return _come_back(standing, history, text)
     if kind is Kind.UNSAFE:
@@ -273,7 +265,3 @@ def _with(standing: Standing, health: Health) -> Standing:
 
 def _start_over(now_s: float) -> HealthHistory:
     return HealthHistory(cooling_since_s=now_s)
-
-
-def _note(after: Standing, before: Standing, history: HealthHistory, text: str) -> Transition:
-    return Transition(after, history, text if after != before else "")

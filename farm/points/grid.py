@@ -66,16 +66,14 @@ class Coupling:
     """How clocks of a board depend on each other, as its type says.
 
     `memory_floor_hz` by cluster: pairs of a CPU clock and the memory clock that it requires from there on.
-    `floor_beats_hold`: whether that floor raises a pinned memory clock, which firmware decides; the point that the
-    board reaches shows it.
+    Whether that floor raises a pinned memory clock, firmware decides; the point that the board reaches shows it.
     """
 
     memory_floor_hz: Mapping[str, tuple[tuple[int, int], ...]] = dataclasses.field(default_factory=dict)
     modes: Mapping[str, Mode] = dataclasses.field(default_factory=dict)
-    floor_beats_hold: bool = False
 
     @classmethod
-    def of(cls, board_type: BoardType, floor_beats_hold: bool = False) -> Coupling:
+    def of(cls, board_type: BoardType) -> Coupling:
         """Read it from a board type."""
         return cls(
             {cluster.name: cluster.memory_floor_hz for cluster in board_type.clusters if cluster.memory_floor_hz},
@@ -85,7 +83,6 @@ class Coupling:
                 )
                 for mode in board_type.power_modes
             },
-            floor_beats_hold,
         )
 
 
@@ -318,8 +315,7 @@ def _resolve(
         if point.memory_freq_hz is None:
             settings.append(DomainSetting(MEMORY, floor_hz or None, held=False))
         else:
-            hz = max(point.memory_freq_hz, floor_hz) if coupling.floor_beats_hold else point.memory_freq_hz
-            settings.append(DomainSetting(MEMORY, hz))
+            settings.append(DomainSetting(MEMORY, point.memory_freq_hz))
     return tuple(settings)
 
 
@@ -342,12 +338,6 @@ def _list_reasons(kept: GridPoint, dropped: Sequence[GridPoint]) -> Iterator[str
     for domain in kept.domains:
         if domain.units == 0 and any(f" {domain.name}=" in f" {each.key}" for each in dropped):
             yield f"all cores of {domain.name} are offline, so its clock does not matter"
-        elif (
-            domain.name == MEMORY
-            and domain.held
-            and any(each.point.memory_freq_hz != domain.freq_hz for each in dropped)
-        ):
-            yield f"the CPU's clock raises the memory clock to {format_hz(domain.freq_hz)}"
     modes = list(dict.fromkeys(each.point.power_mode for each in (kept, *dropped) if each.point.power_mode))
     if len(modes) > 1:
         caps = [domain for domain in kept.domains if not domain.held and domain.freq_hz and domain.name != MEMORY]

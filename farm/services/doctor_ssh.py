@@ -65,10 +65,10 @@ class SshHops:
             self.connection.close()
             self.connection = None
 
-    def read_log_tail(self, lines: int = 5) -> str:
+    def read_log_tail(self) -> str:
         """Return the end of the agent's log on one line, empty where it is unreadable."""
         with contextlib.suppress(TransientError, PermanentError, UsageError):
-            said = self._run(plan_log_command(lines))
+            said = self._run(plan_log_command(5))
             return " | ".join(line for line in said.splitlines() if line and not line.startswith("==>"))
         return ""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from device_agent.protocol.interpreters import python_command
 from farm.connectivity.board_link import BoardLink, LinkState
+from farm.connectivity.frames import FrameFilter
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh_config import to_ssh_address
 from farm.connectivity.tunnels import Forward
@@ -224,7 +225,7 @@ class SshRoute(Route):
     def _open(self) -> BoardLink:
         link = BoardLink(to_ssh_address(self._transport), self._known_hosts, left=self._left)
         try:
-            self._agent = forward = link.add_agent(self._transport.agent_port)
+            self._agent = forward = link.add_forward(self._transport.agent_port, FrameFilter)
             link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
             self.metrics_address = link.add_forward(METRICS_PORT).address
             link.start()

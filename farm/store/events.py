@@ -98,12 +98,9 @@ class Events(StorePart):
         return self._list_board_events(query)
 
     def fetch_changes(
-        self, limit: int, *, since: float | None = None, subject: str | None = None, by: str | None = None
+        self, limit: int, *, since: float | None = None, subject: str | None = None
     ) -> list[documents.Event]:
-        """The newest changes by people, newest first.
-
-        `subject` is a board's or a campaign's name, `by` a prefix of a name.
-        """
+        """The newest changes by people, newest first. `subject` is a board's or a campaign's name."""
         own, boards = schema.events, schema.board_events
         first = _OTHERS.where(own.c.by != "")
         second = _OF_BOARDS.where(
@@ -118,8 +115,6 @@ class Events(StorePart):
                 query = query.where(table.c.at >= since)
             if subject is not None:
                 query = query.where(name == subject)
-            if by is not None:
-                query = query.where(sa.func.substr(table.c.by, 1, len(by)) == by)
             rows += self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
         return _to_events(rows)[:limit]
 
