@@ -27,7 +27,6 @@ _REPLY_TIMEOUT_S = 60.0
 # For a short command on the board; hashing adds time by size.
 _HASH_TIMEOUT_S = 10.0
 _HASH_BYTES_PER_S = 20e6
-_CHUNK = 1 << 20
 
 
 class Transfer(NamedTuple):
@@ -117,11 +116,8 @@ def fetch_sha256(connection: SshConnection, remote: str, size: int) -> str:
 
 def hash_file(path: Path) -> str:
     """The SHA-256 of a file here, in hexadecimal. Raises OSError."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Watch:

@@ -53,20 +53,15 @@ def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], N
             sock.close()
             on_end()
 
-    def outward() -> None:
+    def pump(receive: Callable[[int], bytes], send: Callable[[bytes], None]) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while data := sock.recv(_CHUNK):
-                channel.sendall(data)
+            while data := receive(_CHUNK):
+                send(data)
         end()
 
-    def inward() -> None:
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while data := channel.recv(_CHUNK):
-                sock.sendall(data)
-        end()
-
-    for work, name in ((outward, "farm-ssh-jump-out"), (inward, "farm-ssh-jump-in")):
-        if not start_thread(name, work):
+    out, back = (sock.recv, channel.sendall), (channel.recv, sock.sendall)
+    for name, (receive, send) in (("farm-ssh-jump-out", out), ("farm-ssh-jump-in", back)):
+        if not start_thread(name, pump, receive, send):
             end()
 
 
@@ -262,16 +257,11 @@ def _show_user_keys(transport: Transport, address: SshAddress, keys: Sequence[Us
     ) from refusal
 
 
-def open_first(address: SshAddress, timeout_s: float) -> WatchedSocket:
-    """A TCP connection to the first host on the way. Raises DeadlineError, TransientError."""
-    first = address.jumps[0] if address.jumps else address
-    return open_socket(first.endpoint or first.host, first.port, max(0.01, timeout_s), SILENCE_S)
-
-
 def _open_way(address: SshAddress, deadline: float, known_hosts: KnownHosts | None) -> WatchedSocket:
     """A connection to the board's sshd over the jump hosts, logging in to each with a pinned key."""
     if not address.jumps:
-        return open_first(address, deadline - time.monotonic())
+        timeout_s = max(0.01, deadline - time.monotonic())
+        return open_socket(address.endpoint or address.host, address.port, timeout_s, SILENCE_S)
     *before, last = address.jumps
     jump = dataclasses.replace(last, jumps=tuple(before))
     try:
