@@ -24,9 +24,8 @@ from device_agent.protocol import (
     Status,
 )
 from farm.crew import held_board, visits
-from farm.crew.blame import Blame, pin_error, pin_outcome
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request
-from farm.crew.site import COMMON, Site
+from farm.crew.site import COMMON, Blame, Site, pin_error, pin_outcome
 from farm.errors import (
     BoardLostError,
     BoardUnsafeError,

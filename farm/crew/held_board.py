@@ -27,8 +27,7 @@ from device_agent.protocol import (
     RunSpec,
 )
 from farm.connectivity.tracker import Tracker
-from farm.crew.blame import pin_outcome
-from farm.crew.site import find_difference
+from farm.crew.site import find_difference, pin_outcome
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.measure.asking import AgentAddress
