@@ -141,7 +141,12 @@ def transition(
     if kind is Kind.LOST:
         return Transition(dataclasses.replace(standing, reachable=False), history, text if standing.reachable else "")
     if kind is Kind.BACK:
-        return _come_back(standing, history, text)
+        if standing.reachable:
+            return Transition(standing, history, "")
+        # It may have rebooted, or be another kernel or machine: a probe must pass first.
+        health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
+        after = dataclasses.replace(standing, reachable=True, health=health)
+        return Transition(after, dataclasses.replace(history, passes=0), text)
     if kind is Kind.UNSAFE:
         if standing.health in (Health.UNSAFE, Health.RETIRED):
             return Transition(standing, history, "")
@@ -205,15 +210,6 @@ def _obey(standing: Standing, observation: Observation, history: HealthHistory, 
         )
     fresh = dataclasses.replace(_start_over(now_s), held=command is Kind.QUARANTINE)
     return Transition(_with(standing, health), fresh, observation.text)
-
-
-def _come_back(standing: Standing, history: HealthHistory, text: str) -> Transition:
-    if standing.reachable:
-        return Transition(standing, history, "")
-    # It may have rebooted, or be another kernel or machine: a probe must pass first.
-    health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
-    after = dataclasses.replace(standing, reachable=True, health=health)
-    return Transition(after, dataclasses.replace(history, passes=0), text)
 
 
 def _blame(standing: Standing, text: str, history: HealthHistory, limits: HealthLimits, now_s: float) -> Transition:

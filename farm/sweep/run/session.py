@@ -185,7 +185,10 @@ class SweepSession:
         visitor: list[Visitor] = []
         try:
             first = self._run_first(conductor.anchor)
-            numbers = _count_visits(self._store, sweep)
+            numbers: dict[Series, int] = {}  # the highest of each series' visits
+            for row in self._store.sweeps.fetch_points(sweep):
+                series = (row.variant, row.batch)
+                numbers[series] = max(numbers.get(series, 0), row.visit)
             orders = VisitOrders(
                 sweep=sweep,
                 started_at=started_at,
@@ -277,12 +280,3 @@ class SweepSession:
                 "pinning_s": sum(visitor.pinning_s for visitor in visitors),
             },
         }
-
-
-def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
-    """Return the highest number of a visit, by series."""
-    numbers: dict[Series, int] = {}
-    for row in store.sweeps.fetch_points(sweep):
-        series = (row.variant, row.batch)
-        numbers[series] = max(numbers.get(series, 0), row.visit)
-    return numbers
