@@ -89,17 +89,13 @@ def require_fingerprint(text: str) -> str:
     return text.rstrip("=")
 
 
-def require_pinned(where: str, shown: HostKey, pinned: list[str]) -> None:
-    """Require `shown` to have one of the `pinned` fingerprints. Raises HostKeyError, or UnknownHostKeyError."""
-    if shown.fingerprint in pinned:
-        return
-    if not pinned:
-        raise UnknownHostKeyError(
-            f"no host key is pinned for {where}; it shows {shown.fingerprint} ({shown.kind})",
-            "Compare with what ssh-keygen -lf prints on the board itself, then confirm it or name it in the inventory.",
-            shown,
-        )
-    raise changed(where, [shown], pinned)
+def unknown(where: str, shown: HostKey) -> UnknownHostKeyError:
+    """The error for a board without a pinned key."""
+    return UnknownHostKeyError(
+        f"no host key is pinned for {where}; it shows {shown.fingerprint} ({shown.kind})",
+        "Compare with what ssh-keygen -lf prints on the board itself, then confirm it or name it in the inventory.",
+        shown,
+    )
 
 
 def changed(where: str, shown: list[HostKey], pinned: list[str]) -> HostKeyError:

@@ -196,8 +196,16 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
         "u": name_login(),
     }
 
-    def expand(text: str) -> str:
-        return _expand(text, tokens, f"{path}: {alias}")
+    def replace(match: re.Match[str]) -> str:
+        token, variable = match.groups()
+        found = os.environ.get(variable) if variable is not None else tokens.get(token)
+        if found is None:
+            what = f"{path}: {alias}: {match[0]} in {match.string!r} is not known here"
+            raise UsageError(what, "Write the path out.")
+        return found
+
+    def expand(text: str) -> str:  # tokens (`%d`) and variables (`${NAME}`), as OpenSSH does
+        return _TOKEN.sub(replace, text)
 
     # OpenSSH's default keys are the farm's to choose.
     keys = said.get("identityfile", [])
@@ -211,19 +219,6 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
         _find_agent(expand(first("identityagent"))),
         () if jumps.lower() in ("", "none") else tuple(part.strip() for part in jumps.split(",")),
     )
-
-
-def _expand(text: str, tokens: dict[str, str], where: str) -> str:
-    """Expand tokens (`%d`) and variables (`${NAME}`), as OpenSSH does. Raises UsageError."""
-
-    def replace(match: re.Match[str]) -> str:
-        token, variable = match.groups()
-        found = os.environ.get(variable) if variable is not None else tokens.get(token)
-        if found is None:
-            raise UsageError(f"{where}: {match[0]} in {text!r} is not known here", "Write the path out.")
-        return found
-
-    return _TOKEN.sub(replace, text)
 
 
 def split_jump(text: str) -> tuple[str, str, int | None]:
@@ -247,12 +242,6 @@ def name_login() -> str:
         return getpass.getuser()
     except (OSError, KeyError) as error:
         raise UsageError("this user has no name here", "Say who logs in: USER@HOST.") from error
-
-
-def require_depth(depth: int, alias: str) -> None:
-    """Refuse a loop of jump hosts. Raises UsageError."""
-    if depth > _MOST_JUMPS:
-        raise UsageError(f"the way to {alias} leads over more than {_MOST_JUMPS} hosts", "Its ProxyJump is a circle.")
 
 
 def _find_agent(named: str) -> str:
@@ -282,9 +271,13 @@ def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAd
 
 
 def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth: int = 0) -> SshAddress:
-    require_depth(depth, alias)
+    if depth > _MOST_JUMPS:
+        raise UsageError(f"the way to {alias} leads over more than {_MOST_JUMPS} hosts", "Its ProxyJump is a circle.")
     found = find_host(alias, path, user, None if port == SshAddress.port else port)
-    jumps = tuple(_resolve_jump(text, path, depth + 1) for text in found.jumps)
+    jumps = []
+    for login, host, jump_port in map(split_jump, found.jumps):
+        jump_key = settings.load().ssh_key
+        jumps.append(_resolve(host, login, jump_port or SshAddress.port, jump_key, path, depth + 1))
     files, agent = _choose_keys(found, key_file)
     return SshAddress(
         alias,
@@ -299,11 +292,6 @@ def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth:
         # A jump host's own jump hosts come first.
         jumps=tuple(each for jump in jumps for each in (*jump.jumps, dataclasses.replace(jump, jumps=()))),
     )
-
-
-def _resolve_jump(text: str, path: Path, depth: int) -> SshAddress:
-    user, host, port = split_jump(text)
-    return _resolve(host, user, port or SshAddress.port, settings.load().ssh_key, path, depth)
 
 
 def _choose_keys(found: HostConfig, key_file: str) -> tuple[tuple[Path, ...], str]:

@@ -185,9 +185,7 @@ def _open_pinned(
         shown.append(key)
     if not shown:
         raise PermanentError(f"{address} has no host key of a type that is taken here", "ssh-keygen -A on the board.")
-    if not pins:
-        host_keys.require_pinned(str(address), shown[0], pins)
-    raise host_keys.changed(str(address), shown, pins)
+    raise host_keys.changed(str(address), shown, pins) if pins else host_keys.unknown(str(address), shown[0])
 
 
 def _exchange_keys(
