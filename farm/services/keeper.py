@@ -89,8 +89,8 @@ class Keeper:
         self._tracker_since = time.monotonic()
         self._tracker_tries = Restarts(_BACKOFF)
         self._boards_at = self._leases_at = self._tidied_at = 0.0
-        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), self._defer)
-        self.powering = Powering(store, self._defer)
+        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), self._inbox.put)
+        self.powering = Powering(store, self._inbox.put)
         self._foreign_clients = ForeignClients(store)
         self.leases = RouteLeases(store, self._me)
         # Called on every turn, such as the exporter of metrics.
@@ -201,9 +201,6 @@ class Keeper:
         except FarmError as error:  # others get them once they have expired
             _log.warning("%s", error)
         self.tracker.stop()
-
-    def _defer(self, work: Callable[[], None]) -> None:
-        self._inbox.put(work)
 
     def _keep_tracker(self) -> None:
         if self.tracker.is_alive or not self._tracker_tries.due:

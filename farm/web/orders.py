@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from farm.campaign.engine import client, control
@@ -88,8 +88,13 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
 
     Raises UsageError, UnavailableError where it is not free within some seconds.
     """
-    with _some_wait_s() as wait_s:
+    waits = _waiting.acquire(blocking=False)
+    try:
+        wait_s = _WAIT_S if waits else 0.0
         queue_entry.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
+    finally:
+        if waits:
+            _waiting.release()
     return store.boards.require(name)
 
 
@@ -129,17 +134,6 @@ def _refuse(person: Person, what: str) -> Refused:
         f"{person.name} is a {person.role}; changing {what} needs the role {Role.OPERATOR}",
         "A user changes what carries the user's own name.",
     )
-
-
-@contextlib.contextmanager
-def _some_wait_s() -> Iterator[float]:
-    if not _waiting.acquire(blocking=False):
-        yield 0.0
-        return
-    try:
-        yield _WAIT_S
-    finally:
-        _waiting.release()
 
 
 def read_budget(form: Mapping[str, str]) -> dict[str, Any]:
