@@ -106,11 +106,12 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
             f"{size} operating points exceed the limit of {MAX_POINTS}",
             hint="name fewer frequencies, or sweep one clock after the other",
         )
+    cpus_of = {cluster.name: cluster.cpus for cluster in clocks.clusters}
     groups: dict[tuple[object, ...], list[GridPoint]] = {}
     for mode, cores, cpu_hz, gpu_hz, memory_hz in itertools.product(modes, core_sets, cpus, gpu, memory):
         known = coupling.modes.get(mode or "")
         online = cores or (known.cores_online if known else None) or find_online(clocks)
-        usable = {name: hz for name, hz in cpu_hz.items() if set(_cluster(clocks, name).cpus) & set(online)}
+        usable = {name: hz for name, hz in cpu_hz.items() if set(cpus_of[name]) & set(online)}
         point = OperatingPoint(mode, cores, usable, gpu_hz, memory_hz)
         # The dropped combination keeps the clocks that it asked for in its name.
         asked = dataclasses.replace(point, cpu_freq_hz=cpu_hz)
@@ -277,10 +278,6 @@ def _plan_domain(name: str, domain: DomainClocks | None, wanted: tuple[int, ...]
     if domain is None:
         raise UsageError(f"this board reports no clock of {name} that can be held", hint="leave it out")
     return require_listed(name, wanted, domain.available_hz)
-
-
-def _cluster(clocks: Clocks, name: str) -> DomainClocks:
-    return next(cluster for cluster in clocks.clusters if cluster.name == name)
 
 
 def find_online(clocks: Clocks) -> tuple[int, ...]:

@@ -70,7 +70,12 @@ class HardwareChecks:
     def _tables(self) -> str | Doubt:
         shown, doubts = [], []
         self.facts["clock_tables_hz"] = {one.name: list(one.available_hz) for one in list_domains(self.before)}
-        wanted = list_tables(self.kind)
+        kind = self.kind
+        # The tables that the type names, by clock; of a GPU those of other releases too.
+        wanted: dict[str, tuple[Sequence[int], ...]] = {one.name: (one.freqs_hz,) for one in kind.clusters}
+        wanted["gpu"] = (kind.gpu.freqs_hz, *kind.gpu.other_freqs_hz) if kind.gpu else ()
+        wanted["memory"] = (kind.memory.freqs_hz,) if kind.memory else ()
+        wanted = {name: tables for name, tables in wanted.items() if tables and tables[0]}
         for domain in list_domains(self.before):
             tables = wanted.get(domain.name, ())
             if not domain.available_hz:
@@ -293,18 +298,6 @@ class HardwareChecks:
 def list_domains(clocks: Clocks) -> list[DomainClocks]:
     """List every clock of a board: its clusters', the GPU's, the memory's."""
     return [*clocks.clusters, *filter(None, (clocks.gpu, clocks.memory))]
-
-
-def list_tables(kind: BoardType) -> dict[str, tuple[Sequence[int], ...]]:
-    """List the tables that a type names, by clock; of a GPU those of other releases too."""
-    tables: dict[str, tuple[Sequence[int], ...]] = {
-        cluster.name: (cluster.freqs_hz,) for cluster in kind.clusters if cluster.freqs_hz
-    }
-    if kind.gpu and kind.gpu.freqs_hz:
-        tables["gpu"] = (kind.gpu.freqs_hz, *kind.gpu.other_freqs_hz)
-    if kind.memory and kind.memory.freqs_hz:
-        tables["memory"] = (kind.memory.freqs_hz,)
-    return tables
 
 
 def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) -> str:

@@ -107,9 +107,10 @@ class Prober:
                 began = time.monotonic()
                 report = await self._probe(store, name)
         except _SkippedError as skipped:
-            report = _skip(name, str(skipped), skipped.busy)
+            report = ProbeReport(name, skipped=True, busy=skipped.busy, reason=str(skipped))
         except FarmError as error:
-            report = _skip(name, error.message, busy=isinstance(error, TransientError))
+            busy = isinstance(error, TransientError)
+            report = ProbeReport(name, skipped=True, busy=busy, reason=error.message)
         return dataclasses.replace(report, seconds=time.monotonic() - began)
 
     async def _probe(self, store: Store, name: str) -> ProbeReport:
@@ -279,7 +280,3 @@ def _our_side() -> Iterator[None]:
         yield
     except FarmError as error:
         raise _SkippedError(str(error), busy=isinstance(error, TransientError | LeaseOverError)) from error
-
-
-def _skip(name: str, reason: str, busy: bool) -> ProbeReport:
-    return ProbeReport(name, skipped=True, busy=busy, reason=reason)

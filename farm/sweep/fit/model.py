@@ -70,21 +70,16 @@ class Posterior:
     def __init__(
         self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, shared_sd: float
     ) -> None:
-        self._shared_sd = shared_sd
         self._answers = answers
         self._weights = weights
         self._place = place
         self._rows = rows
-        self.mean, self.sd = self._mix()
-
-    def _mix(self) -> tuple[Floats, Floats]:
-        parts = [self._predict(answer, np.arange(self._place.shape[0])) for answer in self._answers]
+        parts = [self._predict(answer, np.arange(place.shape[0])) for answer in answers]
         means = np.stack([mean for mean, _ in parts])
         variances = np.stack([variance for _, variance in parts])
-        weights = self._weights[:, None]
-        mean = (weights * means).sum(axis=0)
-        variance = (weights * (variances + (means - mean) ** 2)).sum(axis=0)
-        return mean, np.sqrt(variance + self._shared_sd**2)
+        self.mean: Floats = (weights[:, None] * means).sum(axis=0)
+        variance = (weights[:, None] * (variances + (means - self.mean) ** 2)).sum(axis=0)
+        self.sd: Floats = np.sqrt(variance + shared_sd**2)
 
     def _predict(self, answer: _Answer, at: Indices) -> tuple[Floats, Floats]:
         cross = _covariance(answer, self._place, self._rows, at)
