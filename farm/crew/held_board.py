@@ -23,7 +23,6 @@ from device_agent.protocol import (
     OperatingPoint,
     PinReport,
     PinStatus,
-    PowerSpec,
     RunSpec,
 )
 from farm.connectivity.tracker import Tracker
@@ -137,16 +136,6 @@ Job = Callable[[Session], Awaitable[Any]]
 def opening(timeout_s: float, doubted: bool = False) -> Job:
     """Open a session; answers its description."""
     return lambda session: session.open(timeout_s, doubted)
-
-
-def pinning(point: OperatingPoint) -> Job:
-    """Pin the clocks; answers the report."""
-    return lambda session: session.pin(point)
-
-
-def sampling(spec: PowerSpec) -> Job:
-    """Sample power and temperature; answers the trace."""
-    return lambda session: session.ask(lambda board: board.power(spec))
 
 
 def measuring(spec: MeasureSpec, library: bytes) -> Job:
