@@ -92,10 +92,7 @@ class Events(StorePart):
 
     def fetch_of_boards(self, board: str | None = None) -> list[documents.BoardEvent]:
         """Events of a board, or of all, removed ones included, oldest first."""
-        query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
-        if board is not None:
-            query = query.where(schema.board_events.c.board == board)
-        return self._list_board_events(query)
+        return self._list_board_events(sa.true() if board is None else _BOARD_EVENT.board == board)
 
     def fetch_changes(
         self, limit: int, *, since: float | None = None, subject: str | None = None
@@ -136,38 +133,30 @@ class Events(StorePart):
 
     def fetch_changed_boards(self, after: int) -> list[str]:
         """The boards with events after a mark's `board_event`."""
-        table = schema.board_events
-        return [row["board"] for row in self._db.rows(sa.select(table.c.board).where(table.c.id > after).distinct())]
+        query = sa.select(_BOARD_EVENT.board).where(_BOARD_EVENT.id > after).distinct()
+        return [row["board"] for row in self._db.rows(query)]
 
     def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[documents.BoardEvent]:
         """Board events of these kinds after a mark's `board_event`, oldest first."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.id > after, table.c.kind.in_(sorted(kinds)))
-        return self._list_board_events(query.order_by(table.c.id))
+        return self._list_board_events(_BOARD_EVENT.id > after, _BOARD_EVENT.kind.in_(sorted(kinds)))
 
     def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, documents.BoardEvent]:
         """Each board's newest event of one of these kinds, if it is among the newest board events."""
-        table = schema.board_events
-        newest = sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery()
-        latest = sa.select(sa.func.max(table.c.id).label("id")).where(
-            table.c.kind.in_(sorted(kinds)),
-            table.c.id > newest - _FAULTS_WITHIN if board is None else table.c.board == board,
-        )
-        latest = latest.group_by(table.c.board)
-        events = self._list_board_events(sa.select(table).where(table.c.id.in_(latest)))
-        return {event.board: event for event in events}
+        table = _BOARD_EVENT
+        newest = sa.select(sa.func.coalesce(sa.func.max(table.id), 0)).scalar_subquery()
+        among = table.id > newest - _FAULTS_WITHIN if board is None else table.board == board
+        latest = sa.select(sa.func.max(table.id)).where(table.kind.in_(sorted(kinds)), among).group_by(table.board)
+        return {event.board: event for event in self._list_board_events(table.id.in_(latest))}
 
     def fetch_board_users(self, board: str, limit: int) -> list[documents.BoardEvent]:
         """The latest leases of a board, newest first; `reason` is each one's purpose."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.board == board, table.c.kind == "lease_taken")
-        return self._list_board_events(query.order_by(table.c.id.desc()).limit(limit))
+        is_lease = (_BOARD_EVENT.board == board, _BOARD_EVENT.kind == "lease_taken")
+        return self._list_board_events(*is_lease, order=_BOARD_EVENT.id.desc(), limit=limit)
 
     def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[documents.BoardEvent]:
         """Events of boards in a time span, oldest first: they explain why boards stood idle."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))
-        return self._list_board_events(query.order_by(table.c.id).limit(20_000))
+        within = (_BOARD_EVENT.board.in_(sorted(boards)), _BOARD_EVENT.at.between(since, until))
+        return self._list_board_events(*within, limit=20_000)
 
     def fetch_overview_mark(self) -> OverviewMark:
         """The present mark, in one cheap query."""
@@ -177,7 +166,10 @@ class Events(StorePart):
         [row] = self._db.rows(sa.select(*(query.label(name) for query, name in zip(newest, names, strict=True))))
         return OverviewMark(**row)
 
-    def _list_board_events(self, query: sa.Select[Any]) -> list[documents.BoardEvent]:
+    def _list_board_events(
+        self, *conditions: sa.ColumnElement[bool], order: Any = _BOARD_EVENT.id, limit: int | None = None
+    ) -> list[documents.BoardEvent]:
+        query = sa.select(schema.board_events).where(*conditions).order_by(order).limit(limit)
         return [documents.BoardEvent(**row) for row in self._db.rows(query)]
 
     # In order of writing
