@@ -59,7 +59,7 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     import numpy as np
 
     from farm.points.values import Goal
-    from farm.sweep.fit import pareto
+    from farm.sweep.fit import pick
     from farm.sweep.fit.pick import pick_point
     from farm.sweep.plan.adaptive import Planner, PlannerSettings, Step
 
@@ -76,10 +76,10 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     deciding_s = time.process_time() - began
     analysis = planner.analyse(visits)
     rows = {point.key: row for row, point in enumerate(board.grid.points)}
-    reference = pareto.reference_point(board.latency_s, board.energy_j)
-    candidates = [pareto.FrontCandidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
-    found = [rows[point.key] for point in pareto.find_front(candidates) if point.on_front]
-    whole = pareto.hypervolume(board.latency_s, board.energy_j, reference)
+    reference = pick.reference_point(board.latency_s, board.energy_j)
+    candidates = [pick.FrontCandidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
+    found = [rows[point.key] for point in pick.find_front(candidates) if point.on_front]
+    whole = pick.hypervolume(board.latency_s, board.energy_j, reference)
     pick = pick_point(analysis, goal)
     best_j = float(board.energy_j[board.latency_s <= deadline_s].min())
     chosen = rows[pick.best.point.key] if pick.best else None
@@ -99,7 +99,7 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
         "points": len(analysis.measured),
         "visits": len(visits),
         "ended": str(decision.step),
-        "hypervolume": pareto.hypervolume(board.latency_s[found], board.energy_j[found], reference) / whole,
+        "hypervolume": pick.hypervolume(board.latency_s[found], board.energy_j[found], reference) / whole,
         "regret": None if chosen is None else float(board.energy_j[chosen] / best_j - 1),
         "kept": chosen is not None and bool(board.latency_s[chosen] <= deadline_s),
         "deciding_s": deciding_s,

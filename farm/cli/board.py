@@ -24,7 +24,7 @@ from farm.cli import (
 )
 from farm.connectivity import host_keys
 from farm.connectivity.services import SERVICES
-from farm.crew import health, local, reservation
+from farm.crew import health, local, queue_entry
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
@@ -244,7 +244,7 @@ def hold(
         raise UsageError("--for reserves one board", "Reserve others by a command each.")
     for_s = options.read_duration_s("--for", for_)
     with options.open_store() as store:
-        lease, new = reservation.reserve(store, names[0], for_s, why, _RESERVE_WAIT_S, output.note)
+        lease, new = queue_entry.reserve(store, names[0], for_s, why, _RESERVE_WAIT_S, output.note)
     about = {"board": names[0], "owner": lease.owner, "purpose": lease.purpose}
     yield about | {"until": lease.expires_at, "new": new}
     output.stdout.print(f"{names[0]} is yours until {output.moment(lease.expires_at)}", markup=False)

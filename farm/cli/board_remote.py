@@ -23,9 +23,9 @@ import typer.core
 from farm import settings as farm_settings
 from farm.cli import first_contact, options, output
 from farm.cli.options import read_duration_s
-from farm.connectivity import addresses as connectivity_addresses
 from farm.connectivity import board_logs, host_keys, ssh, ssh_handshake
 from farm.connectivity import services as connectivity_services
+from farm.connectivity import ssh_config as connectivity_addresses
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes import home_log, machine
 from farm.settings import Settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_module
+import operator
 import sys
 import time
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ _MOST_LINES = 1_000_000
 # Events that are read; more where a filter may look far back.
 _EVENTS, _SEARCHED_EVENTS = 2000, 100_000
 _LOOK_S = 0.25
+_AT = operator.attrgetter("at")
 
 
 @output.command
@@ -59,7 +61,7 @@ def logs(
         if store is not None:
             last_events = store.events.fetch_last(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
             found += filter(wanted.takes, map(home_log.read_event, last_events))
-        last = sorted(found, key=_moment)[-lines:] if lines else []
+        last = sorted(found, key=_AT)[-lines:] if lines else []
         _show(last, json)
         with contextlib.closing(follower), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             known = set(found)
@@ -68,7 +70,7 @@ def logs(
                 if store is not None and (newer := store.events.fetch_after(mark, _EVENTS)):
                     mark = newer[-1].mark
                     written += map(home_log.read_event, newer)
-                _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_moment), json)
+                _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_AT), json)
                 known.clear()
                 time.sleep(_LOOK_S)
 
@@ -85,10 +87,6 @@ def _show_changes(subject: str, since_s: float | None, limit: int, json: bool) -
         left=(0, 1, 2, 3, 4),
         empty="no changes",
     )
-
-
-def _moment(line: home_log.LogLine) -> float:
-    return line.at
 
 
 def _open_store(settings: farm_settings.Settings) -> contextlib.AbstractContextManager[Store | None]:

@@ -19,7 +19,7 @@ from farm.cli import board_remote, options, output, tables
 from farm.cli import result as result_cli
 from farm.cli.model_artifacts import Board, Folder, Wait
 from farm.cli.options import read_duration_s
-from farm.connectivity import addresses, host_keys, ssh
+from farm.connectivity import host_keys, ssh, ssh_config
 from farm.errors import PermanentError, UsageError
 from farm.points import requests
 from farm.points import values as point_values
@@ -75,7 +75,7 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
         transport = board_remote.fetch_transport(store, known) if known else None
         if isinstance(transport, values.Ssh):
             known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
-            with ssh.SshConnection.connect(addresses.to_ssh_address(transport), known_hosts) as connection:
+            with ssh.SshConnection.connect(ssh_config.to_ssh_address(transport), known_hosts) as connection:
                 done = package.deploy_over_ssh(artifact, connection)
         else:
             done = package.deploy_here(artifact, settings.home_path / "models" / held.name)

@@ -12,7 +12,7 @@ from farm import foreign
 from farm import settings as farm_settings
 from farm.cli import output
 from farm.errors import UsageError
-from farm.services.notices import sending
+from farm.services import notices as sending
 
 
 @output.command

@@ -14,8 +14,8 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder
 from farm.cli import first_contact, options, output, tables
-from farm.connectivity import addresses as connectivity_addresses
 from farm.connectivity import host_keys, services
+from farm.connectivity import ssh_config as connectivity_addresses
 from farm.crew import calibration
 from farm.errors import FarmError, UsageError
 from farm.inventory import board_types

@@ -16,7 +16,6 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
 from farm.sweep.export import document as export_document
-from farm.sweep.export import nvpmodel
 
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
@@ -25,7 +24,7 @@ Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `
 def export(
     sweep: Sweep,
     form: Annotated[
-        exporting.ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
+        exporting.ExportForm, typer.Option("--as", help="Format: a stanza for chosen.conf, JSON, or a shell script.")
     ],
     key: Annotated[
         str | None,
@@ -46,8 +45,9 @@ def export(
     """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
     document = _fetch(sweep)
     series = _choose_series(document, variant, batch)
-    chosen = exporting.choose_point(document, series, rank=1, key=key)
-    text = _export(chosen, form)
+    chosen = exporting.choose_point(document, series, key)
+    board_type = board_types.require_board_type(chosen.document["board"]["type"])
+    text = exporting.WRITERS[form](chosen, board_type)
     if out is None:
         print(text, end="")
     else:
@@ -83,17 +83,6 @@ def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int 
     if len(batches) > 1:
         raise UsageError(f"the sweep has batch sizes {', '.join(map(str, batches))}", "Name one with --batch.")
     return best
-
-
-def _export(chosen: exporting.Chosen, form: exporting.ExportForm) -> str:
-    board_type = board_types.require_board_type(chosen.document["board"]["type"])
-    match form:
-        case exporting.ExportForm.NVPMODEL:
-            return nvpmodel.export_nvpmodel(chosen, board_type)
-        case exporting.ExportForm.SH:
-            return nvpmodel.export_script(chosen, board_type)
-        case exporting.ExportForm.JSON:
-            return exporting.export_json(chosen, board_type)
 
 
 def _print_pair(pair: comparing.SeriesPair) -> None:

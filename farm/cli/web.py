@@ -12,7 +12,7 @@ from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import UnavailableError
 from farm.processes import machine
-from farm.web import access, running, tokens
+from farm.web import access, running
 from farm.web import serve as serving
 
 app = typer.Typer(help="The farm's page and API: serve it, its token, its address.")
@@ -82,19 +82,19 @@ def token(
         yield {"token": text}
         print(text)
     elif remove:
-        tokens.remove(home, name)
+        access.remove(home, name)
         _note("token_removed", name, "", by)
         yield {"removed": name}
         output.stdout.print(f"the token of {name} is no more", markup=False)
     else:
-        made = tokens.add(home, name, tokens.Role(role), by)
+        made = access.add(home, name, access.Role(role), by)
         _note("token_added", name, f"role {role}", by)
         yield {"token": made, "name": name, "role": role}
         print(made)
 
 
 def _list_tokens(home: Path) -> output.Document:
-    entries = tokens.read_entries(home)
+    entries = access.read_entries(home)
     yield [
         {"name": each.name, "role": str(each.role), "created_at": each.created_at, "by": each.by} for each in entries
     ]

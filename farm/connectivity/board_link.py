@@ -149,13 +149,11 @@ class BoardLink(Closing):
         self._state = LinkState(False, time.monotonic())
         self._thread = threading.Thread(target=self._keep, name="farm-board-link", daemon=True)
 
-    def add_forward(self, board_port: int, local_port: int = 0) -> Forward:
-        """A local port, by default a free one, that leads to a port of the board."""
-        return self._keep_forward(Forward(self.require_connection, board_port, local_port))
-
-    def add_agent(self, board_port: int) -> Forward:
-        """A local port that leads to the board's agent. `FrameFilter` protects its clients."""
-        return self._keep_forward(Forward(self.require_connection, board_port, check=FrameFilter))
+    def add_forward(self, board_port: int, check: type[FrameFilter] | None = None) -> Forward:
+        """A free local port that leads to a port of the board. To its agent, `FrameFilter` protects the clients."""
+        forward = Forward(self.require_connection, board_port, check=check)
+        self._forwards.append(forward)
+        return forward
 
     def add_reverse(self, board_port: int, target: tuple[str, int]) -> ReverseForward:
         """A port on the board (0: any) that leads to a local address."""
@@ -226,10 +224,6 @@ class BoardLink(Closing):
     def __enter__(self) -> BoardLink:
         self.start()
         return self
-
-    def _keep_forward(self, forward: Forward) -> Forward:
-        self._forwards.append(forward)
-        return forward
 
     def _keep(self) -> None:
         restarts, failing_since = Restarts(self._backoff), time.monotonic()

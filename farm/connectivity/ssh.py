@@ -166,11 +166,11 @@ class SshConnection(Closing):
         """The version string of the board's sshd."""
         return self._transport.remote_version
 
-    def open_to(self, port: int, timeout_s: float = CHANNEL_TIMEOUT_S) -> paramiko.Channel:
+    def open_to(self, port: int) -> paramiko.Channel:
         """Open a channel to a loopback port of the board. Raises TransientError, PermanentError, else as `connect`."""
-        with self._translated(f"port {port} of the board", timeout_s):
+        with self._translated(f"port {port} of the board", CHANNEL_TIMEOUT_S):
             return self._transport.open_channel(
-                "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=timeout_s
+                "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
             )
         raise AssertionError  # unreachable: `_translated` never swallows an exception
 

@@ -1,4 +1,4 @@
-"""A host's settings in the user's OpenSSH configuration: address, user, port, keys and jump hosts.
+"""A board's SSH address, with a host's settings in the user's OpenSSH configuration: user, port, keys and jump hosts.
 
 OpenSSH's client (`ssh -G`) reads it. Connects to nothing.
 """
@@ -17,7 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm import settings
+from farm.connectivity import host_keys
+from farm.connectivity.ssh_handshake import SshAddress
 from farm.errors import DeadlineError, UsageError
+from farm.values import Ssh
 
 # readconf.h of OpenSSH: READCONF_MAX_DEPTH.
 _MOST_INCLUDES = 16
@@ -69,7 +73,10 @@ def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
     """
     lines: list[str] = []
     for line in _read_file(path):
-        _require_no_program(line)
+        words = [word.lstrip("!") for word in line.words]
+        if words[0] == "matchexec" or (words[0] == "match" and "exec" in words):
+            what = "`Match exec` runs a program, which the farm does not do"
+            raise line.refuse(what, "Write a Host section in its place.")
         text = line.text
         if line.keyword == "include":
             if depth == _MOST_INCLUDES:
@@ -81,13 +88,6 @@ def copy_without_programs(path: Path, folder: Path, depth: int = 0) -> Path:
     with open(number, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - an open file
         file.write("\n".join(lines) + "\n")
     return Path(name)
-
-
-def _require_no_program(line: ConfigLine) -> None:
-    words = [word.lstrip("!") for word in line.words]
-    if words[0] == "matchexec" or (words[0] == "match" and "exec" in words):
-        what = "`Match exec` runs a program, which the farm does not do"
-        raise line.refuse(what, "Write a Host section in its place.")
 
 
 def _read_file(path: Path) -> Iterator[ConfigLine]:
@@ -177,7 +177,11 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
     def first(keyword: str) -> str:
         return said.get(keyword, [""])[0]
 
-    _require_no_proxy_command(alias, path, first("proxycommand"))
+    if first("proxycommand").lower() not in ("", "none"):
+        raise UsageError(
+            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
+        )
+    jumps = first("proxyjump")
     tokens = {
         "%": "%",
         "h": first("hostname"),
@@ -192,8 +196,16 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
         "u": name_login(),
     }
 
-    def expand(text: str) -> str:
-        return _expand(text, tokens, f"{path}: {alias}")
+    def replace(match: re.Match[str]) -> str:
+        token, variable = match.groups()
+        found = os.environ.get(variable) if variable is not None else tokens.get(token)
+        if found is None:
+            what = f"{path}: {alias}: {match[0]} in {match.string!r} is not known here"
+            raise UsageError(what, "Write the path out.")
+        return found
+
+    def expand(text: str) -> str:  # tokens (`%d`) and variables (`${NAME}`), as OpenSSH does
+        return _TOKEN.sub(replace, text)
 
     # OpenSSH's default keys are the farm's to choose.
     keys = said.get("identityfile", [])
@@ -205,32 +217,8 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
         tuple(Path(expand(key)).expanduser() for key in keys),
         first("identitiesonly") == "yes",
         _find_agent(expand(first("identityagent"))),
-        _split_jumps(first("proxyjump")),
+        () if jumps.lower() in ("", "none") else tuple(part.strip() for part in jumps.split(",")),
     )
-
-
-def _expand(text: str, tokens: dict[str, str], where: str) -> str:
-    """Expand tokens (`%d`) and variables (`${NAME}`), as OpenSSH does. Raises UsageError."""
-
-    def replace(match: re.Match[str]) -> str:
-        token, variable = match.groups()
-        found = os.environ.get(variable) if variable is not None else tokens.get(token)
-        if found is None:
-            raise UsageError(f"{where}: {match[0]} in {text!r} is not known here", "Write the path out.")
-        return found
-
-    return _TOKEN.sub(replace, text)
-
-
-def _require_no_proxy_command(alias: str, path: Path, command: str) -> None:
-    if command.lower() not in ("", "none"):
-        raise UsageError(
-            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
-        )
-
-
-def _split_jumps(text: str) -> tuple[str, ...]:
-    return () if text.lower() in ("", "none") else tuple(part.strip() for part in text.split(","))
 
 
 def split_jump(text: str) -> tuple[str, str, int | None]:
@@ -256,15 +244,64 @@ def name_login() -> str:
         raise UsageError("this user has no name here", "Say who logs in: USER@HOST.") from error
 
 
-def require_depth(depth: int, alias: str) -> None:
-    """Refuse a loop of jump hosts. Raises UsageError."""
-    if depth > _MOST_JUMPS:
-        raise UsageError(f"the way to {alias} leads over more than {_MOST_JUMPS} hosts", "Its ProxyJump is a circle.")
-
-
 def _find_agent(named: str) -> str:
     if named.lower() == "none":
         return ""
     if named and named != "SSH_AUTH_SOCK":
         return str(Path(os.path.expandvars(named)).expanduser())
     return os.environ.get("SSH_AUTH_SOCK", "")
+
+
+# The order of OpenSSH's own client (ssh_config(5), IdentityFile), without types that no board has.
+_USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
+
+def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAddress:
+    """The address of a board reached over SSH, with its pinned host key if registered.
+
+    A board registered without a key gets `default_key_file` (None: the setting FARM_SSH_KEY). If that is empty too, it
+    gets the agent's keys, and the OpenSSH configuration's file or else the first usual one present. Whether a file is
+    usable is found on connecting. Raises UsageError for an unusable configuration, DeadlineError if `ssh -G` does not
+    answer.
+    """
+    known = settings.load()
+    key_file = transport.identity_file or (known.ssh_key if default_key_file is None else default_key_file)
+    address = _resolve(transport.host, transport.user, transport.port, key_file, Path(known.ssh_config).expanduser())
+    return dataclasses.replace(address, host_key=transport.host_key)
+
+
+def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth: int = 0) -> SshAddress:
+    if depth > _MOST_JUMPS:
+        raise UsageError(f"the way to {alias} leads over more than {_MOST_JUMPS} hosts", "Its ProxyJump is a circle.")
+    found = find_host(alias, path, user, None if port == SshAddress.port else port)
+    jumps = []
+    for login, host, jump_port in map(split_jump, found.jumps):
+        jump_key = settings.load().ssh_key
+        jumps.append(_resolve(host, login, jump_port or SshAddress.port, jump_key, path, depth + 1))
+    files, agent = _choose_keys(found, key_file)
+    return SshAddress(
+        alias,
+        user or found.user or name_login(),
+        files[0],
+        # The configuration overrides the registration's default.
+        port if port != SshAddress.port else found.port or port,
+        more_keys=files[1:],
+        agent=agent,
+        only_these_keys=found.only_these_keys or bool(key_file),
+        endpoint="" if found.host == alias else found.host,
+        # A jump host's own jump hosts come first.
+        jumps=tuple(each for jump in jumps for each in (*jump.jumps, dataclasses.replace(jump, jumps=()))),
+    )
+
+
+def _choose_keys(found: HostConfig, key_file: str) -> tuple[tuple[Path, ...], str]:
+    """The key files, at least one, and the agent to use. A named file is used alone.
+
+    The agent is used for a key whose file alone cannot sign.
+    """
+    if key_file:
+        path = Path(key_file).expanduser()
+        return (path,), found.agent if host_keys.needs_agent(path) else ""
+    paths = found.key_files or tuple(Path(text).expanduser() for text in _USUAL_KEYS)
+    there = tuple(path for path in paths if path.is_file())
+    return (there if found.key_files else there[:1]) or paths[:1], found.agent

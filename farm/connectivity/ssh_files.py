@@ -27,7 +27,6 @@ _REPLY_TIMEOUT_S = 60.0
 # For a short command on the board; hashing adds time by size.
 _HASH_TIMEOUT_S = 10.0
 _HASH_BYTES_PER_S = 20e6
-_CHUNK = 1 << 20
 
 
 class Transfer(NamedTuple):
@@ -37,11 +36,6 @@ class Transfer(NamedTuple):
     size: int
     sha256: str
     seconds: float
-
-
-def plan_timeout_s(size: int) -> float:
-    """The default time limit for a transfer of `size` bytes."""
-    return _GRACE_S + size / _SLOWEST_BYTES_PER_S
 
 
 def put(
@@ -58,7 +52,7 @@ def put(
         size, digest = local.stat().st_size, hash_file(local)
     except OSError as error:
         raise UsageError(f"{local} cannot be read: {error.strerror}") from error
-    timeout_s = plan_timeout_s(size) if timeout_s is None else timeout_s
+    timeout_s = _GRACE_S + size / _SLOWEST_BYTES_PER_S if timeout_s is None else timeout_s
     watch = _Watch(f"sending {local.name} to {connection.address}", began + timeout_s, timeout_s)
     folder, name = posixpath.split(remote)
     part = posixpath.join(folder, f".{name}.{digest[:16]}.part")
@@ -85,17 +79,15 @@ def put(
     return Transfer(True, size, digest, time.monotonic() - began)
 
 
-def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | None = None) -> Transfer:
+def get(connection: SshConnection, remote: str, local: Path) -> Transfer:
     """Make `local` equal to `remote` on the board, atomically. Raises as `put`."""
     began = time.monotonic()
-    allowed_s = _GRACE_S if timeout_s is None else timeout_s
-    watch = _Watch(f"fetching {remote} from {connection.address}", began + allowed_s, allowed_s)
+    watch = _Watch(f"fetching {remote} from {connection.address}", began + _GRACE_S, _GRACE_S)
     with _sftp(connection, watch) as sftp:
         with watch.naming(connection, remote, 0):
             size = int(sftp.stat(remote).st_size or 0)
             digest = fetch_sha256(connection, remote, size)
-        if timeout_s is None:
-            watch.extend(size / _SLOWEST_BYTES_PER_S)
+        watch.extend(size / _SLOWEST_BYTES_PER_S)
         if local.is_file() and local.stat().st_size == size and hash_file(local) == digest:
             return Transfer(False, size, digest, time.monotonic() - began)
         with folders.new_file(local) as part:
@@ -124,11 +116,8 @@ def fetch_sha256(connection: SshConnection, remote: str, size: int) -> str:
 
 def hash_file(path: Path) -> str:
     """The SHA-256 of a file here, in hexadecimal. Raises OSError."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Watch:

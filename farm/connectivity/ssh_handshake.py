@@ -17,9 +17,8 @@ from pathlib import Path
 import paramiko
 
 from farm.connectivity import host_keys
-from farm.connectivity.host_keys import HostKey, KnownHosts
+from farm.connectivity.host_keys import MOST_KEYS, HostKey, KnownHosts, UserKey, load_user_keys
 from farm.connectivity.ssh_socket import TCP_TIMEOUT_S, WatchedSocket, open_socket
-from farm.connectivity.user_keys import MOST_KEYS, UserKey, load_user_keys
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError
 from farm.processes.listening import start_thread
 
@@ -54,20 +53,15 @@ def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], N
             sock.close()
             on_end()
 
-    def outward() -> None:
+    def pump(receive: Callable[[int], bytes], send: Callable[[bytes], None]) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while data := sock.recv(_CHUNK):
-                channel.sendall(data)
+            while data := receive(_CHUNK):
+                send(data)
         end()
 
-    def inward() -> None:
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while data := channel.recv(_CHUNK):
-                sock.sendall(data)
-        end()
-
-    for work, name in ((outward, "farm-ssh-jump-out"), (inward, "farm-ssh-jump-in")):
-        if not start_thread(name, work):
+    out, back = (sock.recv, channel.sendall), (channel.recv, sock.sendall)
+    for name, (receive, send) in (("farm-ssh-jump-out", out), ("farm-ssh-jump-in", back)):
+        if not start_thread(name, pump, receive, send):
             end()
 
 
@@ -145,23 +139,18 @@ def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float
     return transport, sock
 
 
-def fetch_host_key(
-    address: SshAddress,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    wanted: Collection[str] = (),
-    known_hosts: KnownHosts | None = None,
-) -> HostKey:
+def fetch_host_key(address: SshAddress, wanted: Collection[str] = (), known_hosts: KnownHosts | None = None) -> HostKey:
     """Fetch a board's host key without pinned ones, for a person to confirm. Does not log in there.
 
     With `wanted` fingerprints it requests each key type until one of those is shown; raises HostKeyError if none is. It
     logs in to the jump hosts; `known_hosts` has their keys.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
     if wanted:
         transport, sock = _open_pinned(address, list(wanted), set(), deadline, known_hosts)
     else:
         kinds = [kind for family in _FAMILIES for kind in family]
-        transport, sock = _exchange_keys(address, kinds, timeout_s, known_hosts)
+        transport, sock = _exchange_keys(address, kinds, CONNECT_TIMEOUT_S, known_hosts)
     try:
         return _shown_key(transport)
     finally:
@@ -196,9 +185,7 @@ def _open_pinned(
         shown.append(key)
     if not shown:
         raise PermanentError(f"{address} has no host key of a type that is taken here", "ssh-keygen -A on the board.")
-    if not pins:
-        host_keys.require_pinned(str(address), shown[0], pins)
-    raise host_keys.changed(str(address), shown, pins)
+    raise host_keys.changed(str(address), shown, pins) if pins else host_keys.unknown(str(address), shown[0])
 
 
 def _exchange_keys(
@@ -268,16 +255,11 @@ def _show_user_keys(transport: Transport, address: SshAddress, keys: Sequence[Us
     ) from refusal
 
 
-def open_first(address: SshAddress, timeout_s: float) -> WatchedSocket:
-    """A TCP connection to the first host on the way. Raises DeadlineError, TransientError."""
-    first = address.jumps[0] if address.jumps else address
-    return open_socket(first.endpoint or first.host, first.port, max(0.01, timeout_s), SILENCE_S)
-
-
 def _open_way(address: SshAddress, deadline: float, known_hosts: KnownHosts | None) -> WatchedSocket:
     """A connection to the board's sshd over the jump hosts, logging in to each with a pinned key."""
     if not address.jumps:
-        return open_first(address, deadline - time.monotonic())
+        timeout_s = max(0.01, deadline - time.monotonic())
+        return open_socket(address.endpoint or address.host, address.port, timeout_s, SILENCE_S)
     *before, last = address.jumps
     jump = dataclasses.replace(last, jumps=tuple(before))
     try:

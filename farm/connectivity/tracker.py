@@ -103,13 +103,13 @@ class Tracker:
         infos = (await self.fetch_summary(timeout_s)).get("server_info", ())
         return {str(info.get("key", "")).removeprefix("server:") for info in infos}
 
-    async def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
+    async def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
         """Wait for a free board with `key`; return its host, port and the key to connect with.
 
         Raises DeadlineError after `timeout_s`, TransientError if the tracker is gone, UnavailableError if another
         program listens there.
         """
-        async with self._asking([_REQUEST, key, "", priority], timeout_s) as answer:
+        async with self._asking([_REQUEST, key, "", 1], timeout_s) as answer:
             try:
                 with anyio.fail_after(timeout_s):
                     code, value = await _receive(answer)

@@ -155,10 +155,6 @@ class _Links:
             link.cut()
         return not was_closed
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def __len__(self) -> int:
         return len(self._links)
 
@@ -270,10 +266,6 @@ class ReverseForward:
         self.last_error = ""
         self._rewrite = rewrite
         self._links = _Links()
-
-    def __len__(self) -> int:
-        """The number of open connections."""
-        return len(self._links)
 
     def attach(self, connection: SshConnection) -> int:
         """Make the board listen; return the port there, always the same. Raises as `listen`."""

@@ -24,9 +24,8 @@ from device_agent.protocol import (
     Status,
 )
 from farm.crew import held_board, visits
-from farm.crew.blame import Blame, pin_error, pin_outcome
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request
-from farm.crew.site import COMMON, Site
+from farm.crew.site import COMMON, Blame, Site, pin_error, pin_outcome
 from farm.errors import (
     BoardLostError,
     BoardUnsafeError,
@@ -106,7 +105,8 @@ class DrivenBoard:
 
     async def read_temperature_c(self) -> float | None:
         """Return the hottest zone; None where the board has none. Raises what `run` raises."""
-        before = (await self._ask(held_board.sampling(_GLANCE))).result.before
+        ended = await self._ask(lambda session: session.ask(lambda board: board.power(_GLANCE)))
+        before = ended.result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
 
     async def pin(self, point: OperatingPoint) -> PinReport:
@@ -115,7 +115,7 @@ class DrivenBoard:
         Raises UsageError for what the board lacks, UnavailableError where nothing can be pinned, BoardUnsafeError,
         TransientError where it failed this time, and what `run` raises.
         """
-        report: PinReport = (await self._ask(held_board.pinning(point))).result
+        report: PinReport = (await self._ask(lambda session: session.pin(point))).result
         if report.status is not PinStatus.OK:
             self._blame.judge(pin_outcome(report, self.name), report.status)
             raise pin_error(report, self.name)

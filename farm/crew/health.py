@@ -38,8 +38,6 @@ class Kind(StrEnum):
     QUARANTINE = "quarantine"
     CLEAR = "clear"
     RETIRE = "retire"
-    LEASE_TAKEN = "lease_taken"
-    LEASE_ENDED = "lease_ended"
     LOST = "lost"  # its connection is cut
     BACK = "back"
     POWER_CYCLED = "power_cycled"
@@ -85,8 +83,6 @@ _TEXT = {
     Kind.QUARANTINE: "quarantined by an operator",
     Kind.CLEAR: "cleared by an operator; a probe decides",
     Kind.RETIRE: "retired by an operator",
-    Kind.LEASE_TAKEN: "a lease was taken",
-    Kind.LEASE_ENDED: "its lease ended",
     Kind.LOST: "it cannot be reached",
     Kind.BACK: "it can be reached again",
     Kind.POWER_CYCLED: "its power was cycled",
@@ -142,14 +138,15 @@ def transition(
     kind, text = observation.kind, observation.text
     if kind in COMMANDS:
         return _obey(standing, observation, history, now_s)
-    if kind is Kind.LEASE_TAKEN:
-        return _note(dataclasses.replace(standing, leased=True), standing, history, text)
-    if kind is Kind.LEASE_ENDED:
-        return _note(dataclasses.replace(standing, leased=False), standing, history, text)
     if kind is Kind.LOST:
-        return _note(dataclasses.replace(standing, reachable=False), standing, history, text)
+        return Transition(dataclasses.replace(standing, reachable=False), history, text if standing.reachable else "")
     if kind is Kind.BACK:
-        return _come_back(standing, history, text)
+        if standing.reachable:
+            return Transition(standing, history, "")
+        # It may have rebooted, or be another kernel or machine: a probe must pass first.
+        health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
+        after = dataclasses.replace(standing, reachable=True, health=health)
+        return Transition(after, dataclasses.replace(history, passes=0), text)
     if kind is Kind.UNSAFE:
         if standing.health in (Health.UNSAFE, Health.RETIRED):
             return Transition(standing, history, "")
@@ -215,15 +212,6 @@ def _obey(standing: Standing, observation: Observation, history: HealthHistory, 
     return Transition(_with(standing, health), fresh, observation.text)
 
 
-def _come_back(standing: Standing, history: HealthHistory, text: str) -> Transition:
-    if standing.reachable:
-        return Transition(standing, history, "")
-    # It may have rebooted, or be another kernel or machine: a probe must pass first.
-    health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
-    after = dataclasses.replace(standing, reachable=True, health=health)
-    return Transition(after, dataclasses.replace(history, passes=0), text)
-
-
 def _blame(standing: Standing, text: str, history: HealthHistory, limits: HealthLimits, now_s: float) -> Transition:
     if standing.health is Health.QUARANTINED:
         again = dataclasses.replace(history, passes=0, cooling_since_s=now_s)
@@ -273,7 +261,3 @@ def _with(standing: Standing, health: Health) -> Standing:
 
 def _start_over(now_s: float) -> HealthHistory:
     return HealthHistory(cooling_since_s=now_s)
-
-
-def _note(after: Standing, before: Standing, history: HealthHistory, text: str) -> Transition:
-    return Transition(after, history, text if after != before else "")

@@ -23,12 +23,10 @@ from device_agent.protocol import (
     OperatingPoint,
     PinReport,
     PinStatus,
-    PowerSpec,
     RunSpec,
 )
 from farm.connectivity.tracker import Tracker
-from farm.crew.blame import pin_outcome
-from farm.crew.site import find_difference
+from farm.crew.site import find_difference, pin_outcome
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.answers import AgentAddress
 from farm.measure.arrays import Arrays
@@ -55,12 +53,15 @@ class Address:
 
 
 class Session:
-    """A board at an address, opened when it is needed. `description` is None before `open`."""
+    """A board at an address, opened when it is needed. `description` is None before `open`.
+
+    `where` is used from the next `open` on; `like` are required fields of the description there.
+    """
 
     def __init__(self) -> None:
         self.description: Description | None = None
-        self._where: Address | None = None
-        self._like: Mapping[str, Any] = {}
+        self.where: Address | None = None
+        self.like: Mapping[str, Any] = {}
         self._session: BoardSession | None = None
         self._of: tuple[str, int | None] | None = None
         self._pinned: OperatingPoint | None = None
@@ -70,17 +71,13 @@ class Session:
         """Whether there is a session, as far as is known."""
         return self._session is not None
 
-    def turn_to(self, where: Address, like: Mapping[str, Any]) -> None:
-        """Use this board from the next `open` on; `like` are required fields of its description."""
-        self._where, self._like = where, like
-
     @property
     def name(self) -> str:
-        return self._where.key.partition("/")[2] if self._where else ""
+        return self.where.key.partition("/")[2] if self.where else ""
 
     async def open(self, timeout_s: float, doubted: bool = False) -> Description:
         """Open a session, waiting for the board; return its description. Raises what `BoardSession.open` raises."""
-        where = self._where
+        where = self.where
         if where is None:
             raise BoardLostError("there is no board yet")
         now = (where.key, where.lease.token if where.lease else None)
@@ -90,7 +87,7 @@ class Session:
             _room.set(room)
             async with room:
                 session = await BoardSession.open(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
-            if different := find_difference(session.description.to_dict(), self._like):
+            if different := find_difference(session.description.to_dict(), self.like):
                 await session.aclose()
                 raise UnavailableError(f"{self.name} cannot go on with this run: {different}")
             self._session, self._of, self.description = session, now, session.description
@@ -139,16 +136,6 @@ Job = Callable[[Session], Awaitable[Any]]
 def opening(timeout_s: float, doubted: bool = False) -> Job:
     """Open a session; answers its description."""
     return lambda session: session.open(timeout_s, doubted)
-
-
-def pinning(point: OperatingPoint) -> Job:
-    """Pin the clocks; answers the report."""
-    return lambda session: session.pin(point)
-
-
-def sampling(spec: PowerSpec) -> Job:
-    """Sample power and temperature; answers the trace."""
-    return lambda session: session.ask(lambda board: board.power(spec))
 
 
 def measuring(spec: MeasureSpec, library: bytes) -> Job:
@@ -235,7 +222,7 @@ class HeldBoard:
         started = time.monotonic()
         had_session = session.is_open
         try:
-            session.turn_to(request.where, request.like)
+            session.where, session.like = request.where, request.like
             if request.reopen_s is not None:
                 await session.open(request.reopen_s)
                 started = time.monotonic()

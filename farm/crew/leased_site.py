@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from farm.closing import Closing
 from farm.connectivity.services import Services
@@ -19,7 +19,6 @@ from farm.crew.site import find_outage
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.processes.machine import name_user
 from farm.store import Store
-from farm.types.documents import BoardInfo
 from farm.values import Lease, WorkKind
 
 # How often to look for a free board, or at the health of ours.
@@ -141,11 +140,12 @@ class FleetSite(Closing):
         rows = self._store.boards.fetch()
         require_usable(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
+        mine = [row for row in rows if row.name in self._pool and row.is_reserved_by(name_user())]
         if trouble := find_outage(self.tracker):
             self._place.leave()  # others may be able to use it
             choice = choice.without(dict.fromkeys(choice.free, trouble))
-        elif reserved := self._find_reserved(rows):
-            choice = BoardChoice(reserved, {})
+        elif reserved := [row for row in mine if not find_unusable(row)]:  # they need no queue
+            choice = BoardChoice(tuple(row.name for row in reserved), {})
         else:
             choice = choice.without(self._place.explain(rows, choice.free))
         for name in choice.free:
@@ -172,8 +172,3 @@ class FleetSite(Closing):
             self._noted, self._remind_at = choice.text, time.monotonic() + _REMIND_S
             left = f", for {self._deadline - time.monotonic():.0f} s more at most"
             self._note(f"waiting for a board{left}: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
-
-    def _find_reserved(self, rows: Sequence[BoardInfo]) -> tuple[str, ...]:
-        """Return boards that are reserved for this user: they need no queue."""
-        mine = [row for row in rows if row.name in self._pool and row.is_reserved_by(name_user())]
-        return tuple(row.name for row in mine if not find_unusable(row))

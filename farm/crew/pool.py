@@ -64,7 +64,7 @@ class BoardPool:
         """Return the first board's description; waits for one. Raises UnavailableError."""
         self._under_way += 1
         try:
-            return await self._until(self._find_description)
+            return await self._until(lambda: self._description or None)
         finally:
             self._under_way -= 1
 
@@ -88,27 +88,21 @@ class BoardPool:
             self._under_way -= 1
 
     async def _until(self, find: Callable[[], T | None]) -> T:
-        """Wait until `find` returns a value, and return that; or raise its error."""
-        while (found := find()) is None:
+        """Wait until `find` returns a value, and return that. Raises the pool's failure."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if (found := find()) is not None:
+                return found
             await self._changed.wait()
-        return found
 
     def _note_change(self) -> None:
         """Have those look again that wait."""
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _raise_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _find_description(self) -> Mapping[str, Any] | None:
-        self._raise_if_failed()
-        return self._description or None
-
     def _find_free(self, tried: list[str]) -> _Slot | None:
         """Return a free board: one that failed the job before only where there is no other."""
-        self._raise_if_failed()
         others = {slot.board.name for slot in self._slots if slot.board is not None} - set(tried)
         for slot in self._slots:
             if slot.board is not None and not slot.busy and not slot.lost and (slot.board.name in others or not others):

@@ -136,7 +136,8 @@ class _Sharing:
     def _serve_one(self, request: BoardRequest, within_share: bool) -> bool:
         free = [name for name in self._free if name in request.boards]
         # Boards that campaigns do not want first.
-        free.sort(key=lambda name: (name in self._shared, self._count_others(name, request), name))
+        others = [each for each in self._interactive if each.id != request.id]
+        free.sort(key=lambda name: (name in self._shared, sum(name in each.boards for each in others), name))
         for name in free:
             if not within_share or name not in self._shared or self._has_room(None):
                 self._free.remove(name)
@@ -162,9 +163,6 @@ class _Sharing:
         self._left[request.id] -= 1
         self._has[request.owner, True] += 1
         self._taken += name in self._shared
-
-    def _count_others(self, name: str, request: BoardRequest) -> int:
-        return sum(name in each.boards for each in self._interactive if each.id != request.id)
 
     def _has_room(self, held: QueueBoard | None) -> bool:
         """Whether interactive work may have one more of the boards that trials want: a free one, or one of theirs."""

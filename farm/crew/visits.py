@@ -46,7 +46,6 @@ _LEAST_TIMEOUT_S = 30.0
 # A board this much hotter than idle leaks more; one that does not cool down in time is measured all the same.
 WARM_K = 15.0
 _COOLING_S = 20.0
-_AMBIENT_K = 25.0
 # The first runs of a program show that it works, and its rough latency.
 FIRST_RUNS = 3
 # Retried, as another visit may succeed; other statuses need another program.
@@ -99,14 +98,6 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
     return Window(seconds, max(IDLE_SHARE * seconds, least_s), updates, note)
 
 
-def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:
-    """Return the temperature below which a visit begins; None where there is no reference."""
-    if idle_c is None:
-        return None
-    limit_c = idle_c + WARM_K
-    return limit_c if ambient_c is None else max(limit_c, ambient_c + _AMBIENT_K)
-
-
 def plan_visit(
     window: Window, latency_s: float, threads: int, memory_bytes: int, start_c: float | None = None
 ) -> RunSpec:
@@ -138,7 +129,7 @@ def guess_latency_s(known: Iterable[tuple[GridPoint, float]], point: GridPoint) 
 
     As if all of it were limited by the clock, or core count, that fell most.
     """
-    guesses = [latency_s * max(_clock_ratio(there, point), _core_ratio(there, point)) for there, latency_s in known]
+    guesses = [latency_s * _find_slowdown(there, point) for there, latency_s in known]
     return min(guesses, default=None)
 
 
@@ -146,16 +137,6 @@ def count_cores(point: GridPoint, threads: int) -> int:
     """Return the number of threads where fewer cores are online than the code is made for."""
     units = sum(domain.units for domain in point.domains if domain.name not in (GPU, MEMORY))
     return max(1, min(threads, units)) if units else threads
-
-
-def is_unmet_start(outcome: Outcome) -> bool:
-    """Whether nothing was run because the board was too warm to begin."""
-    return outcome.status is Status.NOISY and not outcome.latency_s
-
-
-def is_candidate_fault(outcome: Outcome) -> bool:
-    """Whether the program itself is to blame, so that no other visit would help."""
-    return outcome.status is not Status.OK and outcome.status not in _RETRIED
 
 
 def read_temperature_c(zones: dict[str, float] | None) -> float | None:
@@ -171,7 +152,7 @@ def to_measurement(
     `needs_total`: the board has a power sensor, so a visit without power is invalid. Raises PermanentError where the
     program is to blame.
     """
-    if is_candidate_fault(outcome):
+    if outcome.status is not Status.OK and outcome.status not in _RETRIED:
         raise PermanentError(f"the model does not run on {board} at {key}: {outcome.status} {outcome.message}")
     if not outcome.latency_s:
         return None
@@ -208,13 +189,9 @@ def _to_estimate(value: float | None, interval: Sequence[float] | None) -> Estim
     return Estimate(value, min(max(0.0, interval[0]), value), max(interval[1], value))
 
 
-def _clock_ratio(there: GridPoint, here: GridPoint) -> float:
-    """Return the largest slow-down of any clock that matters to the CPU's code; 1 where none is slower."""
+def _find_slowdown(there: GridPoint, here: GridPoint) -> float:
+    """Return the largest ratio of core counts, and of any clock that matters to the CPU's code; at least 1."""
+    cores = [sum(d.units for d in point.domains if d.name not in (GPU, MEMORY)) for point in (there, here)]
     clocks = {domain.name: domain.freq_hz for domain in there.domains if domain.name != GPU}
     ratios = [hz / domain.freq_hz for domain in here.domains if domain.freq_hz and (hz := clocks.get(domain.name))]
-    return max([1.0, *ratios])
-
-
-def _core_ratio(there: GridPoint, here: GridPoint) -> float:
-    cores = [sum(d.units for d in point.domains if d.name not in (GPU, MEMORY)) for point in (there, here)]
-    return max(1.0, cores[0] / cores[1]) if all(cores) else 1.0
+    return max([1.0, *ratios, cores[0] / cores[1] if all(cores) else 1.0])

@@ -29,7 +29,7 @@ from farm.processes.machine import name_user, process_identity
 from farm.search import traces, workloads
 from farm.search.tvm_env import host_target, make_target
 from farm.store import Store
-from farm.store.trial_rows import KnownCandidate
+from farm.store.campaign_rows import KnownCandidate
 from farm.values import DEFAULT_POINT, Trial, Workload
 
 # The pipeline of scripts' workloads: what the script did to its model is unknown.

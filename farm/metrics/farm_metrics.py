@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -224,7 +224,13 @@ def _add(values: Values, row: CampaignStanding, sums: TrialSums | None) -> None:
     ):
         if seconds is not None:
             values[metric][name,] = float(seconds)
-    has = _add_boards(values, row)
+    boards, has = values[CAMPAIGN_BOARDS], set()
+    for board_type in row.board_types:
+        boards |= {(row.name, board_type, doing): 0 for doing in DOINGS}
+    for board in row.boards or ():  # a finished campaign has none
+        doing = (row.name, board["board_type"], board["doing"])
+        boards[doing] = boards.get(doing, 0) + 1
+        has.add(board["board_type"])
     if not state.over and row.wanted == _TO_RUN and state not in _NO_QUEUE:
         for board_type in row.board_types:
             queue = values[BOARDS_WANTED]
@@ -234,19 +240,6 @@ def _add(values: Values, row: CampaignStanding, sums: TrialSums | None) -> None:
         values[CAMPAIGN_PREDICTED][labels] = model["predicted"]
         if model["latency_s"] is not None:
             values[CAMPAIGN_LATENCY][labels] = model["latency_s"]
-
-
-def _add_boards(values: Values, row: CampaignStanding) -> set[str]:
-    """Count a campaign's boards; return the types of which it has one. A finished campaign has none."""
-    boards = values[CAMPAIGN_BOARDS]
-    has = set()
-    for board_type in row.board_types:
-        boards |= {(row.name, board_type, doing): 0 for doing in DOINGS}
-    for board in row.boards or ():
-        labels = (row.name, board["board_type"], board["doing"])
-        boards[labels] = boards.get(labels, 0) + 1
-        has.add(board["board_type"])
-    return has
 
 
 class FarmMetrics(Collector):
@@ -295,7 +288,10 @@ class FarmMetrics(Collector):
             self._values |= values
             self._values[LEASES][()] = len(held)
             self._held_since = held
-            self._forget_all_but(known)
+            for metric in (LINK_UP, LINK_CONNECTS, PROBES, GOLDEN_SECONDS, GOLDEN_FACTOR):
+                found = self._values[metric]
+                for labels in [labels for labels in found if labels[0] not in known]:
+                    del found[labels]
             for name in known:
                 # From the first scrape on: `increase` misses the first failure of a counter that appears with it.
                 for each in _RESULTS:
@@ -371,9 +367,3 @@ class FarmMetrics(Collector):
     def describe(self) -> Iterator[Family]:
         """As `collect`, for the registry's check of names."""
         return self.collect()
-
-    def _forget_all_but(self, known: Collection[str]) -> None:
-        for metric in (LINK_UP, LINK_CONNECTS, PROBES, GOLDEN_SECONDS, GOLDEN_FACTOR):
-            found = self._values[metric]
-            for labels in [labels for labels in found if labels[0] not in known]:
-                del found[labels]

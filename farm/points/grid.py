@@ -66,16 +66,14 @@ class Coupling:
     """How clocks of a board depend on each other, as its type says.
 
     `memory_floor_hz` by cluster: pairs of a CPU clock and the memory clock that it requires from there on.
-    `floor_beats_hold`: whether that floor raises a pinned memory clock, which firmware decides; the point that the
-    board reaches shows it.
+    Whether that floor raises a pinned memory clock, firmware decides; the point that the board reaches shows it.
     """
 
     memory_floor_hz: Mapping[str, tuple[tuple[int, int], ...]] = dataclasses.field(default_factory=dict)
     modes: Mapping[str, Mode] = dataclasses.field(default_factory=dict)
-    floor_beats_hold: bool = False
 
     @classmethod
-    def of(cls, board_type: BoardType, floor_beats_hold: bool = False) -> Coupling:
+    def of(cls, board_type: BoardType) -> Coupling:
         """Read it from a board type."""
         return cls(
             {cluster.name: cluster.memory_floor_hz for cluster in board_type.clusters if cluster.memory_floor_hz},
@@ -85,7 +83,6 @@ class Coupling:
                 )
                 for mode in board_type.power_modes
             },
-            floor_beats_hold,
         )
 
 
@@ -109,24 +106,27 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
             f"{size} operating points exceed the limit of {MAX_POINTS}",
             hint="name fewer frequencies, or sweep one clock after the other",
         )
+    cpus_of = {cluster.name: cluster.cpus for cluster in clocks.clusters}
     groups: dict[tuple[object, ...], list[GridPoint]] = {}
     for mode, cores, cpu_hz, gpu_hz, memory_hz in itertools.product(modes, core_sets, cpus, gpu, memory):
-        online = cores or _online_by(mode, coupling) or find_online(clocks)
-        usable = {name: hz for name, hz in cpu_hz.items() if set(_cluster(clocks, name).cpus) & set(online)}
+        known = coupling.modes.get(mode or "")
+        online = cores or (known.cores_online if known else None) or find_online(clocks)
+        usable = {name: hz for name, hz in cpu_hz.items() if set(cpus_of[name]) & set(online)}
         point = OperatingPoint(mode, cores, usable, gpu_hz, memory_hz)
         # The dropped combination keeps the clocks that it asked for in its name.
         asked = dataclasses.replace(point, cpu_freq_hz=cpu_hz)
         resolved = _resolve(clocks, point, online, coupling)
-        variant = _variant(mode, coupling)
+        # The mode's effect beyond clocks; an unknown mode is a variant of its own.
+        variant = f"gating {known.gating}" if known else mode or ""
         grid_point = GridPoint(format_point(asked), point, resolved, variant)
         groups.setdefault((resolved, variant), []).append(grid_point)
     points, merged = [], []
     for alike in groups.values():
-        kept, *dropped = sorted(alike, key=lambda each: _altered(each, clocks))
+        kept, *dropped = sorted(alike, key=_count_altered)
         kept = dataclasses.replace(kept, key=format_point(kept.point))
         points.append(kept)
         if dropped:
-            reason = _explain(clocks, kept, dropped, coupling)
+            reason = "; ".join(dict.fromkeys(_list_reasons(kept, dropped))) or "asked for twice"
             merged.append(Merge(kept.key, tuple(each.key for each in dropped), reason))
     return Grid(tuple(points), tuple(merged))
 
@@ -280,26 +280,10 @@ def _plan_domain(name: str, domain: DomainClocks | None, wanted: tuple[int, ...]
     return require_listed(name, wanted, domain.available_hz)
 
 
-def _cluster(clocks: Clocks, name: str) -> DomainClocks:
-    return next(cluster for cluster in clocks.clusters if cluster.name == name)
-
-
-def _online_by(mode: str | None, coupling: Coupling) -> tuple[int, ...] | None:
-    known = coupling.modes.get(mode or "")
-    return known.cores_online if known else None
-
-
 def find_online(clocks: Clocks) -> tuple[int, ...]:
     """Return the cores that are on; all where no cluster says which."""
     online = sorted(cpu for cluster in clocks.clusters for cpu in cluster.online)
     return tuple(online or sorted(cpu for cluster in clocks.clusters for cpu in cluster.cpus))
-
-
-def _variant(mode: str | None, coupling: Coupling) -> str:
-    """Name the mode's effect beyond clocks. An unknown mode is a variant of its own."""
-    if mode is None:
-        return ""
-    return f"gating {coupling.modes[mode].gating}" if mode in coupling.modes else mode
 
 
 def _resolve(
@@ -328,8 +312,7 @@ def _resolve(
         if point.memory_freq_hz is None:
             settings.append(DomainSetting(MEMORY, floor_hz or None, held=False))
         else:
-            hz = max(point.memory_freq_hz, floor_hz) if coupling.floor_beats_hold else point.memory_freq_hz
-            settings.append(DomainSetting(MEMORY, hz))
+            settings.append(DomainSetting(MEMORY, point.memory_freq_hz))
     return tuple(settings)
 
 
@@ -341,27 +324,17 @@ def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
     return min((hz for hz in table if cap_hz and hz >= cap_hz), default=max(table))
 
 
-def _altered(point: GridPoint, clocks: Clocks) -> int:
+def _count_altered(point: GridPoint) -> int:
     """Count the requested clocks that the board would change."""
     asked = {**point.point.cpu_freq_hz, GPU: point.point.gpu_freq_hz, MEMORY: point.point.memory_freq_hz}
     changed = sum(d.held and asked.get(d.name) != d.freq_hz for d in point.domains)
     return int(changed) + int(format_point(point.point) != point.key)
 
 
-def _explain(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coupling: Coupling) -> str:
-    return "; ".join(dict.fromkeys(_reasons(clocks, kept, dropped, coupling))) or "asked for twice"
-
-
-def _reasons(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coupling: Coupling) -> Iterator[str]:
+def _list_reasons(kept: GridPoint, dropped: Sequence[GridPoint]) -> Iterator[str]:
     for domain in kept.domains:
         if domain.units == 0 and any(f" {domain.name}=" in f" {each.key}" for each in dropped):
             yield f"all cores of {domain.name} are offline, so its clock does not matter"
-        elif (
-            domain.name == MEMORY
-            and domain.held
-            and any(each.point.memory_freq_hz != domain.freq_hz for each in dropped)
-        ):
-            yield f"the CPU's clock raises the memory clock to {format_hz(domain.freq_hz)}"
     modes = list(dict.fromkeys(each.point.power_mode for each in (kept, *dropped) if each.point.power_mode))
     if len(modes) > 1:
         caps = [domain for domain in kept.domains if not domain.held and domain.freq_hz and domain.name != MEMORY]

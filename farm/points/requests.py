@@ -30,10 +30,6 @@ def find_clocks(board_type: BoardType, description: Mapping[str, Any]) -> Clocks
         clocks = None
     if clocks is not None and (clocks.clusters or clocks.power_modes):
         return clocks
-    return _read_type(board_type)
-
-
-def _read_type(board_type: BoardType) -> Clocks | None:
     if not board_type.clusters and not board_type.power_modes:
         return None
     gpu, memory = board_type.gpu, board_type.memory

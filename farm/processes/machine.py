@@ -20,7 +20,7 @@ from farm import settings as farm_settings
 from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
 from farm.store.clock import read_boot, read_namespace
-from farm.store.engines import name_engine
+from farm.store.routes import name_engine
 
 _LOOK_S = 0.2
 # How often a waiting command reports.

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.services import Services, find_services, using_services
+from farm.connectivity.ssh_config import to_ssh_address
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, PermanentError
 from farm.inventory.board_types import require_board_type
 from farm.processes.children import tail

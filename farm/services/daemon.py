@@ -28,7 +28,7 @@ from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.processes.machine import find_engines_gone
 from farm.services.keeper import Keeper
-from farm.services.notices.notifier import Notifier
+from farm.services.notices import Notifier
 from farm.services.probing import skipped
 from farm.services.telemetry import Telemetry
 from farm.store import Store

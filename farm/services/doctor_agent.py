@@ -133,8 +133,8 @@ class AgentHops:
         try:
             return hop()
         except BoardHostileError as error:
-            decide = decide_by(Observation(find_kind(error), error.message))
-            self._store.boards.observe(self._name, find_kind(error), "doctor", decide)
+            kind = find_kind(error)
+            self._store.boards.observe(self._name, kind, "doctor", decide_by(Observation(kind, error.message)))
             raise
 
     @property

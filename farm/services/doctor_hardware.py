@@ -18,8 +18,6 @@ from device_agent.protocol import (
     PinReport,
     PinStatus,
     PowerSpec,
-    PowerWindow,
-    RailPower,
     format_hz,
 )
 from farm.crew import calibration
@@ -72,7 +70,12 @@ class HardwareChecks:
     def _tables(self) -> str | Doubt:
         shown, doubts = [], []
         self.facts["clock_tables_hz"] = {one.name: list(one.available_hz) for one in list_domains(self.before)}
-        wanted = list_tables(self.kind)
+        kind = self.kind
+        # The tables that the type names, by clock; of a GPU those of other releases too.
+        wanted: dict[str, tuple[Sequence[int], ...]] = {one.name: (one.freqs_hz,) for one in kind.clusters}
+        wanted["gpu"] = (kind.gpu.freqs_hz, *kind.gpu.other_freqs_hz) if kind.gpu else ()
+        wanted["memory"] = (kind.memory.freqs_hz,) if kind.memory else ()
+        wanted = {name: tables for name, tables in wanted.items() if tables and tables[0]}
         for domain in list_domains(self.before):
             tables = wanted.get(domain.name, ())
             if not domain.available_hz:
@@ -97,11 +100,16 @@ class HardwareChecks:
             if not domain.available_hz or (domain.cpus and not domain.online):
                 continue
             failures = 0
-            for hz in choose_points(domain.available_hz):
+            # Both ends of the table and some entries between them, ascending.
+            table = sorted(domain.available_hz)
+            count = min(len(table), _MOST_POINTS)
+            for hz in (table[round(index * (len(table) - 1) / max(count - 1, 1))] for index in range(count)):
                 report = self._pin(plan_point(domain, hz))
                 if report.status is PinStatus.UNAVAILABLE:
                     return Doubt(f"no clock can be held: {report.message}", "The board's clock helper does not answer.")
-                reached_hz = find_hz(report.reached, domain) if report.reached else None
+                reached = report.reached or OperatingPoint()
+                others = {"gpu": reached.gpu_freq_hz, "memory": reached.memory_freq_hz}
+                reached_hz = (reached.cpu_freq_hz if domain.cpus else others).get(domain.name)
                 held.append(
                     {"clock": domain.name, "asked_hz": hz, "reached_hz": reached_hz, "took_s": report.took_s}
                     | {"status": str(report.status), "message": report.message, "notes": list(report.notes)}
@@ -131,7 +139,11 @@ class HardwareChecks:
     def _speed(self) -> str | Doubt:
         """Check that a pinned clock is the one that it computes at: the golden kernel at two of them."""
         high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
-        low = {one.name: find_half(one.available_hz) for one in self.before.clusters if one.name in high}
+        low = {
+            one.name: min(one.available_hz, key=lambda hz: (abs(hz - high[one.name] / 2), hz))
+            for one in self.before.clusters
+            if one.name in high
+        }
         if not high or low == high:
             return Doubt("it offers no two clocks to compare")
         turns_s: dict[str, list[float]] = {"low": [], "high": []}
@@ -216,7 +228,10 @@ class HardwareChecks:
                 f"the rails gave no value{f': {note}' if note else ''}",
                 "Its sensor is dead or its driver has lost it: power and energy are unknown.",
             )
-        before, after = _list_rails(idle), _list_rails(busy)
+        before, after = (
+            {rail.rail: rail for rail in window.rails} | ({"total": window.total} if window.total else {})
+            for window in (idle, busy)
+        )
         said = "; ".join(
             f"{name} {before[name].power_w:.2f} to {after[name].power_w:.2f} W" for name in before if name in after
         )
@@ -285,18 +300,6 @@ def list_domains(clocks: Clocks) -> list[DomainClocks]:
     return [*clocks.clusters, *filter(None, (clocks.gpu, clocks.memory))]
 
 
-def list_tables(kind: BoardType) -> dict[str, tuple[Sequence[int], ...]]:
-    """List the tables that a type names, by clock; of a GPU those of other releases too."""
-    tables: dict[str, tuple[Sequence[int], ...]] = {
-        cluster.name: (cluster.freqs_hz,) for cluster in kind.clusters if cluster.freqs_hz
-    }
-    if kind.gpu and kind.gpu.freqs_hz:
-        tables["gpu"] = (kind.gpu.freqs_hz, *kind.gpu.other_freqs_hz)
-    if kind.memory and kind.memory.freqs_hz:
-        tables["memory"] = (kind.memory.freqs_hz,)
-    return tables
-
-
 def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) -> str:
     """Describe how a table differs from the first of the possible ones, "" where it equals one of them."""
     if set(found_hz) in [set(table) for table in tables_hz]:
@@ -306,31 +309,11 @@ def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) 
     return " and ".join(parts + ([f"has {', '.join(map(format_hz, more))} besides"] if more else []))
 
 
-def choose_points(table_hz: Sequence[int]) -> list[int]:
-    """Choose both ends of a table and some entries between them, ascending."""
-    table = sorted(table_hz)
-    last = len(table) - 1
-    count = min(len(table), _MOST_POINTS)
-    return [table[round(index * last / max(count - 1, 1))] for index in range(count)]
-
-
-def find_half(table_hz: Sequence[int]) -> int:
-    """Return the entry nearest to half of the highest."""
-    return min(table_hz, key=lambda hz: (abs(hz - max(table_hz) / 2), hz))
-
-
 def plan_point(domain: DomainClocks, hz: int) -> OperatingPoint:
     """Return the point that pins one clock and leaves the others alone."""
     if domain.cpus:
         return OperatingPoint(cpu_freq_hz={domain.name: hz})
     return OperatingPoint(gpu_freq_hz=hz) if domain.name == "gpu" else OperatingPoint(memory_freq_hz=hz)
-
-
-def find_hz(point: OperatingPoint, domain: DomainClocks) -> int | None:
-    """Return a point's value for a clock."""
-    if domain.cpus:
-        return point.cpu_freq_hz.get(domain.name)
-    return point.gpu_freq_hz if domain.name == "gpu" else point.memory_freq_hz
 
 
 def find_changes(before: Clocks, after: Clocks) -> list[str]:
@@ -356,11 +339,6 @@ def _require_safe(report: PinReport) -> None:
             f"its clocks could not be restored: {report.message}",
             "Look at it; then, on the board: device-agent clocks restore",
         )
-
-
-def _list_rails(window: PowerWindow) -> Mapping[str, RailPower]:
-    rails = {rail.rail: rail for rail in window.rails}
-    return rails | ({"total": window.total} if window.total is not None else {})
 
 
 def _points(point: Mapping[str, int]) -> str:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import Any
 
 from device_agent.protocol import load_json
 from farm.connectivity import host_keys
 from farm.connectivity.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_command, plan_unit_test
-from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.host_keys import KnownHosts, load_user_keys
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
-from farm.connectivity.user_keys import load_user_keys
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.services.checks import Doubt, Work
 from farm.values import Ssh
@@ -67,10 +65,10 @@ class SshHops:
             self.connection.close()
             self.connection = None
 
-    def read_log_tail(self, lines: int = 5) -> str:
+    def read_log_tail(self) -> str:
         """Return the end of the agent's log on one line, empty where it is unreadable."""
         with contextlib.suppress(TransientError, PermanentError, UsageError):
-            said = self._run(plan_log_command(lines))
+            said = self._run(plan_log_command(5))
             return " | ".join(line for line in said.splitlines() if line and not line.startswith("==>"))
         return ""
 
@@ -167,7 +165,10 @@ class SshHops:
                 raise PermanentError(f"{summary}: {self.read_log_tail()}", logs)
             return summary if states.get(HELPER_UNIT) == "active" else Doubt(summary, logs)
         if kind == "supervisor":
-            services = _read_supervisor(rest)
+            services: dict[str, bool] = {}
+            with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):  # no answer of a supervisor
+                for name, facts in load_json(rest)["services"].items():
+                    services[name] = bool(facts.get("pid") if isinstance(facts, dict) else facts)
             if not services.get("agent"):
                 raise PermanentError(f"the agent does not run: {self.read_log_tail()}", logs)
             return "supervised: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in services.items())
@@ -180,14 +181,6 @@ class SshHops:
         """Return a command's output, at any exit code: one of its parts may be missing."""
         assert self.connection is not None
         return self.connection.exec(command, _EXEC_TIMEOUT_S).out.decode(errors="replace")
-
-
-def _read_supervisor(text: str) -> dict[str, bool]:
-    """Return by service whether it runs; empty where the answer cannot be parsed."""
-    with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):
-        services: dict[str, Any] = load_json(text)["services"]
-        return {name: bool(facts.get("pid") if isinstance(facts, dict) else facts) for name, facts in services.items()}
-    return {}
 
 
 def _format_span(seconds: float) -> str:

@@ -59,7 +59,12 @@ class ForeignClients:
         leased = {row.name for row in rows if row.lease is not None}
         alone = taken - leased - self._leases.keys()
         self._since = {name: self._since.get(name, now_s) for name in alone}
-        addresses = _read_addresses(summary)
+        # The agents' addresses by key; of two with one key the last to register.
+        addresses = {
+            str(info.get("key", "")).removeprefix("server:"): (str(info["addr"][0]), int(info["addr"][1]))
+            for info in summary.get("server_info", ())
+            if info.get("addr") and all(info["addr"])
+        }
         for name, since in self._since.items():
             if now_s - since >= SETTLE_S and now_s >= self._again_at.get(name, 0.0) and keys[name] in addresses:
                 self._hold(name, addresses[keys[name]], now_s)
@@ -102,12 +107,3 @@ class ForeignClients:
 
     def _let_go(self, name: str) -> None:
         self._store.leases.give_back(self._leases.pop(name)[0])
-
-
-def _read_addresses(summary: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the agents' addresses by key; of two with one key the last to register."""
-    return {
-        str(info.get("key", "")).removeprefix("server:"): (str(info["addr"][0]), int(info["addr"][1]))
-        for info in summary.get("server_info", ())
-        if info.get("addr") and all(info["addr"])
-    }

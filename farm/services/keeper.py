@@ -7,11 +7,12 @@ plans probes, `farm.crew.health` judges observations.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ import anyio
 from farm import emulation
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.tracker import Tracker
-from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.health import Kind, Observation
 from farm.crew.leased_board import free_orphans
 from farm.errors import FarmError
 from farm.gpu import code
@@ -29,7 +30,7 @@ from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.processes.machine import name_coordinator
 from farm.services.foreign_clients import ForeignClients
-from farm.services.powering import Powering
+from farm.services.powering import BY, Powering, tell
 from farm.services.probing import Probing
 from farm.services.routes import (
     DirectRoute,
@@ -47,7 +48,6 @@ from farm.store.standing import parse_transport, unknown_board
 from farm.types.documents import BoardInfo
 from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
-BY = "services"
 # The loop's period without events: the store shows a lost board this much later.
 TICK_S = 0.5
 _BOARDS_PERIOD_S = 1.0
@@ -80,16 +80,17 @@ class Keeper:
         self._most_starting = _STARTING_PER_CORE * cores
         self._known_hosts = KnownHosts(settings.home_path / FILE_NAME)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._boards: dict[str, KeptBoard] = {}
-        self._rows: list[BoardInfo] = []
+        # The boards that are kept, by name; and all boards as the store showed them last.
+        self.boards: dict[str, KeptBoard] = {}
+        self.rows: list[BoardInfo] = []
         self._stopping = False
         self.tracker = Tracker.start(settings.tracker_port, logs / "tracker.log")
         self.tracker_restarts = 0
         self._tracker_since = time.monotonic()
         self._tracker_tries = Restarts(_BACKOFF)
         self._boards_at = self._leases_at = self._tidied_at = 0.0
-        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), self._defer)
-        self.powering = Powering(store, self._defer)
+        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), self._inbox.put)
+        self.powering = Powering(store, self._inbox.put)
         self._foreign_clients = ForeignClients(store)
         self.leases = RouteLeases(store, self._me)
         # Called on every turn, such as the exporter of metrics.
@@ -125,7 +126,10 @@ class Keeper:
         """Keep everything up until `stop`, or until `may_end` returns true."""
         while not self._stopping and not may_end():
             self.step()
-            self._run_inbox()
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=TICK_S)()
+                while True:
+                    self._inbox.get_nowait()()
 
     def step(self) -> None:
         """Check everything once."""
@@ -134,7 +138,7 @@ class Keeper:
         try:
             if now - self._boards_at >= _BOARDS_PERIOD_S:
                 self._boards_at = now
-                self._rows = self._store.boards.fetch()
+                self.rows = self._store.boards.fetch()
                 self._look_at_leases()
                 self._reconcile()
             if now - self._leases_at >= _LEASES_PERIOD_S:
@@ -151,25 +155,15 @@ class Keeper:
                     _log.info("%d old events were forgotten", gone)
             self._look_at_boards()
             reachable = set(self._list_lent())
-            mine = {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
-            kept = [row for row in self._rows if row.name in mine]
-            refused = {name for name in mine if self._boards[name].state.refused}
+            mine = {name for name, board in self.boards.items() if not isinstance(board.route, ForeignRoute)}
+            kept = [row for row in self.rows if row.name in mine]
+            refused = {name for name in mine if self.boards[name].state.refused}
             self.powering.step(kept, reachable, refused, self.probing.past)
-            self.probing.step(self._rows, reachable - self.powering.find_booting(reachable))
+            self.probing.step(self.rows, reachable - self.powering.find_booting(reachable))
         except FarmError as error:  # the store is busy or its disk is full: connections stay up
             _log.warning("%s", error)
         for watch in self.watchers:
             watch(self)
-
-    @property
-    def boards(self) -> Mapping[str, KeptBoard]:
-        """The boards that are kept, by name."""
-        return self._boards
-
-    @property
-    def rows(self) -> list[BoardInfo]:
-        """All boards as the store showed them last."""
-        return self._rows
 
     def need(self, names: Collection[str] | None) -> None:
         """Keep these boards as well, or all. Raises UsageError for one that is not registered."""
@@ -186,9 +180,9 @@ class Keeper:
 
     def retry(self, names: Collection[str]) -> None:
         """Reconnect these boards now, as after a host key was confirmed."""
-        for name in set(names) & self._boards.keys():
-            if not self._boards[name].state.up:
-                self._boards.pop(name).route.close()
+        for name in set(names) & self.boards.keys():
+            if not self.boards[name].state.up:
+                self.boards.pop(name).route.close()
         self._boards_at = 0.0
 
     def close(self) -> None:
@@ -196,29 +190,17 @@ class Keeper:
         self.probing.close()
         self.powering.close()
         self._foreign_clients.close()
-        boards = list(self._boards.values())
+        boards = list(self.boards.values())
         _close_all(boards)
         for board in boards:
             if (board.registered or board.state.up) and self.leases.is_mine(board.name):
                 self._tell(board.name, Kind.LOST, "the farm's services ended")
-        self._boards.clear()
+        self.boards.clear()
         try:
             self.leases.close()
         except FarmError as error:  # others get them once they have expired
             _log.warning("%s", error)
         self.tracker.stop()
-
-    def _run_inbox(self) -> None:
-        try:
-            work = self._inbox.get(timeout=TICK_S)
-            while True:
-                work()
-                work = self._inbox.get_nowait()
-        except queue.Empty:
-            return
-
-    def _defer(self, work: Callable[[], None]) -> None:
-        self._inbox.put(work)
 
     def _keep_tracker(self) -> None:
         if self.tracker.is_alive or not self._tracker_tries.due:
@@ -240,13 +222,13 @@ class Keeper:
     def _reconcile(self) -> None:
         """Have one connection for each board that is wanted and registered, and for no other."""
         seen = set()
-        for row in self._rows:
+        for row in self.rows:
             name = row.name
             if not self._is_wanted(row):
                 continue
             seen.add(name)
             transport = parse_transport(row.transport)
-            kept, leased = self._boards.get(name), self.leases.find(name)
+            kept, leased = self.boards.get(name), self.leases.find(name)
             # Virtual boards run here, whichever coordinator owns them; a board elsewhere has one connection.
             others = isinstance(transport, Ssh) and not self.leases.is_mine(name)
             same = kept is not None and (kept.transport, kept.board_type) == (transport, row.board_type)
@@ -257,15 +239,15 @@ class Keeper:
                 kept.route.close()
             if others:
                 route: Route = ForeignRoute(leased.keeper)
-                self._boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
+                self.boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
                 continue
             route = self._make_route(row, transport, leased.session)
             gone = leased.before if leased.before not in ("", self._me) else ""
             why = f"{gone} had its connection and is gone" if gone else "not tried yet"
             untried = RouteState(False, time.monotonic(), why)
-            self._boards[name] = KeptBoard(name, row.board_type, transport, route, untried)
-        for name in [name for name in self._boards if name not in seen]:
-            self._boards.pop(name).route.close()
+            self.boards[name] = KeptBoard(name, row.board_type, transport, route, untried)
+        for name in [name for name in self.boards if name not in seen]:
+            self.boards.pop(name).route.close()
 
     def _make_route(self, row: BoardInfo, transport: Transport, left: str) -> Route:
         """Make a board's connection, without starting it. `left`: see `SshRoute`."""
@@ -283,23 +265,23 @@ class Keeper:
 
     def _list_lent(self) -> list[str]:
         """List the connected boards that this coordinator owns."""
-        return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
+        return [name for name, board in self.boards.items() if board.reachable and self.leases.is_mine(name)]
 
     def _look_at_leases(self) -> None:
         """Renew our leases of connections, and release those that others get."""
-        names = [row.name for row in self._rows if self._is_wanted(row)]
-        sessions = {name: self._boards[name].route.session if name in self._boards else "" for name in names}
+        names = [row.name for row in self.rows if self._is_wanted(row)]
+        sessions = {name: self.boards[name].route.session if name in self.boards else "" for name in names}
         self.leases.look(sessions)
         asked = self.leases.list_asked()
         handed = {
-            name: (to, self._boards[name].route.session if name in self._boards else "") for name, to in asked.items()
+            name: (to, self.boards[name].route.session if name in self.boards else "") for name, to in asked.items()
         }
-        left = [name for name in asked if name in self._boards and isinstance(self._boards[name].transport, Ssh)]
-        _close_all([self._boards.pop(name) for name in left])
+        left = [name for name in asked if name in self.boards and isinstance(self.boards[name].transport, Ssh)]
+        _close_all([self.boards.pop(name) for name in left])
         self.leases.hand(handed)
 
     def _replace_row(self, row: BoardInfo, **changes: Any) -> None:
-        self._rows = [each.model_copy(update=changes) if each is row else each for each in self._rows]
+        self.rows = [each.model_copy(update=changes) if each is row else each for each in self.rows]
 
     def _is_wanted(self, row: BoardInfo) -> bool:
         """Whether a board is kept connected, here or elsewhere. On-demand ones are left to their users: their agents
@@ -314,16 +296,16 @@ class Keeper:
         return emulation.prepare(self._settings) if own else None
 
     def _may_start(self) -> bool:
-        return sum(board.route.starting for board in self._boards.values()) < self._most_starting
+        return sum(board.route.starting for board in self.boards.values()) < self._most_starting
 
     def _look_at_boards(self) -> None:
-        for board in self._boards.values():
+        for board in self.boards.values():
             board.state = board.route.look()
             if refused := board.route.take_refused():
                 self._tell(board.name, Kind.HOSTILE, f"it sent a client {refused}")
         summary = self._note_registered()
-        said = {row.name: row for row in self._rows}
-        for board in list(self._boards.values()):
+        said = {row.name: row for row in self.rows}
+        for board in list(self.boards.values()):
             row = said.get(board.name)
             if row is None or not self.leases.is_mine(board.name):
                 continue
@@ -333,7 +315,7 @@ class Keeper:
                 continue
             elif self.leases.give_up(board.name, board.trouble):
                 board.route.close()
-                self._boards.pop(board.name)
+                self.boards.pop(board.name)
             if board.reachable == (row.state != State.OFFLINE):
                 why = Observation(Kind.LOST, board.trouble).text
                 if not board.reachable and row.state_reason != why:
@@ -349,8 +331,8 @@ class Keeper:
             self._replace_row(row, state=state, health=Health.SUSPECT if row.health is Health.GOOD else row.health)
             self._boards_at = 0.0
         if summary:
-            keys = {name: self._boards[name].key for name in self._list_lent()}
-            self._foreign_clients.look(summary, keys, self._rows, time.monotonic())
+            keys = {name: self.boards[name].key for name in self._list_lent()}
+            self._foreign_clients.look(summary, keys, self.rows, time.monotonic())
 
     def _note_registered(self) -> dict[str, Any]:
         """Read which agents have registered; return the tracker's summary, empty where it does not answer."""
@@ -361,16 +343,12 @@ class Keeper:
             return {}
         names = {str(info.get("key", "")).removeprefix("server:") for info in summary.get("server_info", ())}
         settling = time.monotonic() - self._tracker_since < _REGISTRATION_GRACE_S and self.tracker_restarts
-        for board in self._boards.values():
+        for board in self.boards.values():
             board.registered = board.key in names or bool(settling and board.registered)
         return summary
 
     def _tell(self, name: str, kind: Kind, detail: str) -> None:
-        try:
-            self._store.boards.observe(name, kind, BY, decide_by(Observation(kind, detail)))
-            _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
-        except FarmError as error:  # removed meanwhile, or the store is busy: repeated on the next turn
-            _log.warning("%s: %s", name, error, extra={"board": name})
+        if not tell(self._store, name, kind, detail):  # repeated on the next turn
             self._boards_at = 0.0
 
 

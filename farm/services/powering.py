@@ -118,6 +118,17 @@ def is_network_down(lost: int, kept: int) -> bool:
     return lost > 1 and lost > kept / 2
 
 
+def tell(store: Store, name: str, kind: Kind, detail: str) -> bool:
+    """Report what the services observe of a board, and log it; False where it was removed, or the store is busy."""
+    try:
+        store.boards.observe(name, kind, BY, decide_by(Observation(kind, detail)))
+    except FarmError as error:
+        _log.warning("%s: %s", name, error, extra={"board": name})
+        return False
+    _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
+    return True
+
+
 class Powering:
     """Cycles the power of boards. Used by the keeper's main thread alone."""
 
@@ -158,7 +169,7 @@ class Powering:
                 continue
             order = plan_power(row, past.get(name), None if since is None else now - since, commands.boot_s)
             if order is PowerOrder.GIVE_UP:
-                self._observe(name, Kind.NOT_REVIVED, f"{len(row.power_cycled_s)} times")
+                tell(self._store, name, Kind.NOT_REVIVED, f"{len(row.power_cycled_s)} times")
             elif order is PowerOrder.CYCLE:
                 self._begin(name, commands)
                 past.pop(name, None)
@@ -210,12 +221,5 @@ class Powering:
         self.busy.discard(name)
         if kind is Kind.POWER_CYCLED:
             self._boots_until[name] = time.monotonic() + commands.boot_s
-        self._observe(name, kind, detail, store)
+        tell(store, name, kind, detail)
         store.leases.give_back(lease)
-
-    def _observe(self, name: str, kind: Kind, detail: str, store: Store | None = None) -> None:
-        try:
-            (store or self._store).boards.observe(name, kind, BY, decide_by(Observation(kind, detail)))
-            _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
-        except FarmError as error:  # removed meanwhile, or the store is busy
-            _log.warning("%s: %s", name, error, extra={"board": name})

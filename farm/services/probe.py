@@ -11,7 +11,7 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -107,9 +107,10 @@ class Prober:
                 began = time.monotonic()
                 report = await self._probe(store, name)
         except _SkippedError as skipped:
-            report = _skip(name, str(skipped), skipped.busy)
+            report = ProbeReport(name, skipped=True, busy=skipped.busy, reason=str(skipped))
         except FarmError as error:
-            report = _skip(name, error.message, busy=isinstance(error, TransientError))
+            busy = isinstance(error, TransientError)
+            report = ProbeReport(name, skipped=True, busy=busy, reason=error.message)
         return dataclasses.replace(report, seconds=time.monotonic() - began)
 
     async def _probe(self, store: Store, name: str) -> ProbeReport:
@@ -186,7 +187,8 @@ class _Visit:
         with _our_side():
             keys = await self._prober.tracker.fetch_keys()
         if self._key not in keys:
-            self._raise_if_other_type(keys)
+            for kind in (key.partition("/")[0] for key in keys if key.partition("/")[2] == self._name):
+                raise UnavailableError(f"it is registered as {self._type}, but its agent says that it is a {kind}")
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
         description = (await self._ask(opening(self._prober.wait_s, doubted=True))).result
         with _our_side():
@@ -195,13 +197,6 @@ class _Visit:
         if wrong := probe_rules.find_wrong_type(self._type, description):
             return Finding(Kind.MISFIT, wrong)
         return await self._run(description)
-
-    def _raise_if_other_type(self, keys: Collection[str]) -> None:
-        """Raise FarmError where the board has registered, but as another type."""
-        for key in keys:
-            kind, _, name = key.partition("/")
-            if name == self._name and kind != self._type:
-                raise UnavailableError(f"it is registered as {self._type}, but its agent says that it is a {kind}")
 
     async def _run(self, description: Description) -> Finding:
         kernel = await self._require_kernel(description)
@@ -285,7 +280,3 @@ def _our_side() -> Iterator[None]:
         yield
     except FarmError as error:
         raise _SkippedError(str(error), busy=isinstance(error, TransientError | LeaseOverError)) from error
-
-
-def _skip(name: str, reason: str, busy: bool) -> ProbeReport:
-    return ProbeReport(name, skipped=True, busy=busy, reason=reason)

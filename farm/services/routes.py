@@ -14,12 +14,12 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from device_agent.protocol.interpreters import python_command
-from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.board_link import BoardLink, LinkState
+from farm.connectivity.frames import FrameFilter
 from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.ssh_config import to_ssh_address
 from farm.connectivity.tunnels import Forward
 from farm.errors import FarmError
 from farm.processes import children
@@ -140,46 +140,53 @@ class RouteState:
     refused: bool = False
 
 
-class Route(Protocol):
-    """The connection to one board. Used by the keeper's main thread alone."""
+class Route:
+    """The connection to one board. Used by the keeper's main thread alone.
+
+    `metrics_address` is the local address of the board's own metrics, if it is forwarded.
+    """
+
+    metrics_address: tuple[str, int] | None = None
+
+    def __init__(self, state: RouteState) -> None:
+        self._state = state
 
     @property
     def starting(self) -> bool:
         """Whether it is starting at a cost to this machine."""
-
-    @property
-    def metrics_address(self) -> tuple[str, int] | None:
-        """The local address of the board's own metrics, if it is forwarded."""
+        return False
 
     @property
     def session(self) -> str:
         """The connection's session on the board, for its next owner; "" where there is none."""
+        return ""
 
     def look(self) -> RouteState:
         """Return its state; restart what ended. Never waits."""
+        return self._state
 
     def take_refused(self) -> str:
-        """Return an attack of the board on its clients since the last call; "" for none."""
+        """Return an attack of the board on its clients since the last call; "" for none, or where clients connect to
+        an agent of this machine.
+        """
+        return ""
 
     def close(self) -> None:
         """Close it. Blocks for some seconds at most."""
 
 
-class SshRoute:
+class SshRoute(Route):
     """An SSH connection that reconnects, with a forward to the agent and one back to the tracker."""
-
-    starting = False
-    metrics_address: tuple[str, int] | None = None
 
     def __init__(
         self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts, left: str = ""
     ) -> None:
         """`left` is another coordinator's session on the board, which is ended where it has our port."""
+        super().__init__(RouteState(False, time.monotonic(), "not tried yet"))
         self._left = left
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
         self._link: BoardLink | None = None
         self._agent: Forward | None = None
-        self._failed = RouteState(False, time.monotonic(), "not tried yet")
         self._connects = 0
 
     @property
@@ -194,13 +201,13 @@ class SshRoute:
                 self.close()
             else:
                 return self._show(state)
-        elif self._failed.since + FINAL_RETRY_S > now and self._failed.error != "not tried yet":
-            return self._failed
+        elif self._state.since + FINAL_RETRY_S > now and self._state.error != "not tried yet":
+            return self._state
         try:
             self._link = self._open()
         except FarmError as error:  # a missing key file
-            self._failed = RouteState(False, now, str(error), self._connects)
-            return self._failed
+            self._state = RouteState(False, now, str(error), self._connects)
+            return self._state
         return self._show(self._link.state)
 
     def take_refused(self) -> str:
@@ -218,7 +225,7 @@ class SshRoute:
     def _open(self) -> BoardLink:
         link = BoardLink(to_ssh_address(self._transport), self._known_hosts, left=self._left)
         try:
-            self._agent = forward = link.add_agent(self._transport.agent_port)
+            self._agent = forward = link.add_forward(self._transport.agent_port, FrameFilter)
             link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
             self.metrics_address = link.add_forward(METRICS_PORT).address
             link.start()
@@ -232,11 +239,8 @@ class SshRoute:
         return RouteState(state.up, state.since, error, self._connects + state.connects, state.final)
 
 
-class VirtualRoute:
+class VirtualRoute(Route):
     """A virtual board: an agent of our own, which lives as long as we do. Start from the main thread only."""
-
-    metrics_address = None
-    session = ""
 
     def __init__(
         self,
@@ -256,6 +260,7 @@ class VirtualRoute:
         folder of its GPU's parts. If `emulator` returns the emulator's parts, called before each start, it runs its own
         aarch64 code.
         """
+        super().__init__(RouteState(False, time.monotonic(), "not started yet"))
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
@@ -272,7 +277,6 @@ class VirtualRoute:
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._restarts, self._connects = Restarts(_BACKOFF), 0
-        self._state = RouteState(False, time.monotonic(), "not started yet")
         self._may_start = may_start
 
     @property
@@ -301,10 +305,6 @@ class VirtualRoute:
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
 
-    def take_refused(self) -> str:
-        """See `Route`. Clients connect to our own agent directly."""
-        return ""
-
     def _start(self, now: float) -> None:
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
@@ -324,25 +324,11 @@ class VirtualRoute:
         self._state = RouteState(False, now, error, self._connects)
 
 
-class DirectRoute:
+class DirectRoute(Route):
     """An agent on this machine that another process starts: it is up when it has registered with our tracker."""
 
-    starting = False
-    metrics_address = None
-    session = ""
-
     def __init__(self) -> None:
-        self._state = RouteState(True, time.monotonic())
-
-    def look(self) -> RouteState:
-        return self._state
-
-    def take_refused(self) -> str:
-        """See `Route`. Clients connect to it directly."""
-        return ""
-
-    def close(self) -> None:
-        """See `Route`."""
+        super().__init__(RouteState(True, time.monotonic()))
 
 
 class ForeignRoute(DirectRoute):

@@ -17,7 +17,6 @@ from farm.store import schema
 from farm.store.clock import Instant
 from farm.store.session import Statement, StorePart
 from farm.store.standing import (
-    is_leased,
     require_row,
     select_boards,
     to_board,
@@ -282,7 +281,7 @@ class Boards(StorePart):
         return transition
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
-        if is_leased(row, self._db.clock()):
+        if self._db.clock().is_valid(row, "lease_"):
             name = row["name"]
             raise TransientError(
                 f"board {name!r} cannot {what}: {row['lease_owner']} holds it for {row['lease_purpose']}",

@@ -1,11 +1,11 @@
-"""Rows of campaigns: select, read and update them inside a transaction."""
+"""Rows of campaigns: select, read and update them inside a transaction; and what the store returns of trials."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,6 +15,7 @@ from farm.store import schema
 from farm.store.session import Statement
 from farm.types import campaigns
 from farm.types.states import CampaignState
+from farm.values import Workload
 
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
@@ -40,7 +41,7 @@ def _select_by_id() -> Statement:
 
 @functools.cache
 def select_fleet() -> sa.Select[Any]:
-    """Fleet campaigns with their progress, for `to_campaign`."""
+    """Fleet campaigns with their progress, for `FleetCampaign.from_row`."""
     common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
     columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
     own = [column for column in fleet.c if column.name != "campaign"]
@@ -51,15 +52,10 @@ def select_fleet() -> sa.Select[Any]:
     )
 
 
-def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
-    """Convert a row of `select_fleet`."""
-    return campaigns.FleetCampaign.from_row(row)
-
-
 def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
     """An open campaign by its number; None if it is unknown or over."""
     rows = _select_by_id().fetch(connection, number=campaign)
-    found = to_campaign(rows[0]) if rows else None
+    found = campaigns.FleetCampaign.from_row(rows[0]) if rows else None
     return None if found is None or found.over else found
 
 
@@ -68,13 +64,13 @@ def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     found = []
     for row in _select_by_age(False).fetch(connection):
         with contextlib.suppress(PermanentError):  # `fetch` says which cannot be read
-            found.append(to_campaign(row))
+            found.append(campaigns.FleetCampaign.from_row(row))
     return found
 
 
 def _find(connection: sa.Connection, name: str) -> campaigns.FleetCampaign | None:
     row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
-    return None if row is None else to_campaign(row)
+    return None if row is None else campaigns.FleetCampaign.from_row(row)
 
 
 def _require(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:
@@ -125,3 +121,45 @@ def _unknown(name: str, names: Sequence[str]) -> UsageError:
     if names:
         there = f"{foreign.suggest(name, names)} There are: {', '.join(sorted(names))}.".strip()
     return UsageError(f"there is no campaign {name!r}", there)
+
+
+class CandidateKey(NamedTuple):
+    """A candidate of a task."""
+
+    board_type: str
+    workload: str
+    operating_point: str
+    candidate: str
+
+
+class KnownCandidate(NamedTuple):
+    """A candidate that was tried on a board type, and `board`, one that measured it.
+
+    `median_s` is None if the candidate itself failed. `doubted`: all trials were measured on boards that drifted then.
+    """
+
+    candidate: str
+    trace_json: str
+    board: str | None
+    median_s: float | None
+    doubted: bool = False
+
+
+class TrialOutcome(NamedTuple):
+    """What a board answered about a trial."""
+
+    board: str
+    recorded_at: float
+    operating_point: str
+    outcome: Mapping[str, Any]
+
+
+class SimilarTrial(NamedTuple):
+    """A good trial that another search learns from, and its workload; `median_s` in seconds."""
+
+    workload: Workload
+    board_type: str
+    operating_point: str
+    candidate: str
+    trace_json: str
+    median_s: float

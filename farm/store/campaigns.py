@@ -28,7 +28,6 @@ from farm.store.campaign_rows import (
     list_open,
     select_fleet,
     set_state,
-    to_campaign,
     update_fleet,
 )
 from farm.store.session import Statement, StorePart, StoreSession
@@ -75,8 +74,10 @@ class Campaigns(StorePart):
     ) -> int:
         """Note that a campaign begins; returns its number."""
         with self._db.writing() as connection:
-            return self._insert_campaign(
+            return self._db.insert(
                 connection,
+                schema.campaigns,
+                started_at=self._db.wall_clock(),
                 command=command,
                 model=model,
                 model_sha256=model_sha256,
@@ -115,8 +116,10 @@ class Campaigns(StorePart):
                     "A name is used once, since trials and reports go by it: give this one another. "
                     f"`farm campaign show {name}` says what became of the first.",
                 )
-            number = self._insert_campaign(
+            number = self._db.insert(
                 connection,
+                schema.campaigns,
+                started_at=self._db.wall_clock(),
                 command=command,
                 model=", ".join(each.name for each in order.models),
                 model_sha256="",
@@ -152,7 +155,7 @@ class Campaigns(StorePart):
         return self._read(query), self._db.count(schema.fleet_campaigns)
 
     def _read(self, query: sa.Select[Any] | Statement) -> list[campaigns.FleetCampaign]:
-        return self._db.read_each("the campaign", self._db.rows(query), to_campaign)
+        return self._db.read_each("the campaign", self._db.rows(query), campaigns.FleetCampaign.from_row)
 
     def require(self, name: str) -> campaigns.FleetCampaign:
         """One of them by name. Raises UsageError listing the names."""
@@ -160,7 +163,7 @@ class Campaigns(StorePart):
         if not rows:
             names = [row["name"] for row in self._db.rows(sa.select(schema.fleet_campaigns.c.name))]
             raise _unknown(name, names)
-        return to_campaign(rows[0])
+        return campaigns.FleetCampaign.from_row(rows[0])
 
     def want(self, name: str, wanted: str, by: str) -> campaigns.FleetCampaign:
         """Request `run`, `pause` or `cancel` of a campaign; return it as it is then.
@@ -236,7 +239,7 @@ class Campaigns(StorePart):
             rows = _select_by_id().fetch(connection, number=campaign)
             if not rows:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
-            known, after = to_campaign(rows[0]), _read_state(state)
+            known, after = campaigns.FleetCampaign.from_row(rows[0]), _read_state(state)
             if known.over:
                 return False
             if after is CampaignState.INTERRUPTED and known.wanted == CANCEL:
@@ -372,6 +375,3 @@ class Campaigns(StorePart):
             )
         ).scalar()
         return self._db.wall_clock() - (last or campaign.started_at) > UNTAKEN_S
-
-    def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
-        return self._db.insert(connection, schema.campaigns, started_at=self._db.wall_clock(), **values)

@@ -1,4 +1,5 @@
-"""A store's database of either kind: open it, and translate its errors.
+"""A store's database of either kind: open it, translate its errors, make its tables with the triggers that keep the
+append-only ones.
 
 The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 """
@@ -6,16 +7,17 @@ The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from farm.errors import FarmError, UnavailableError
+from farm.errors import UnavailableError
 from farm.settings import StoreLocation
-from farm.store import append_only, postgresql, sqlite
-from farm.store.clock import Instant
+from farm.store import postgresql, sqlite
+from farm.store.schema import identity, metadata, trials
 
 # The one schema that this version reads. A table or column more takes the next number.
 HEAD = "0013"
@@ -23,45 +25,8 @@ HEAD = "0013"
 BUSY_TIMEOUT_S = 30.0
 
 
-class Database(Protocol):
-    """One open database. Safe for several threads and processes."""
-
-    engine: sa.Engine
-    # What to do about an unusable database.
-    hint: str
-    # The driver's exceptions.
-    errors: tuple[type[Exception], ...]
-
-    @property
-    def location(self) -> StoreLocation:
-        """Its location, for messages."""
-
-    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
-        """A connection for one statement, by one thread at a time."""
-
-    def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
-        """One transaction that holds the write lock from its start, so that its reads stay valid."""
-
-    def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The clock shared by all users of the database; `connection` is `writing`'s, inside it."""
-
-    def read_wall_clock(self, connection: sa.Connection | None) -> float:
-        """Seconds since the epoch, for people."""
-
-    @staticmethod
-    def insert(table: sa.Table) -> Any:
-        """An INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
-
-    def fetch_last_token(self, connection: sa.Connection) -> int:
-        """The greatest lease token ever given; 0 without any."""
-
-    def set_last_token(self, connection: sa.Connection, token: int) -> None:
-        """Make the next lease get the token after this one."""
-
-    def translate(self, error: BaseException) -> FarmError:
-        """Translate a driver's error, or a timeout for a connection."""
-
-    def close(self) -> None: ...
+# One open database, safe for several threads and processes. A string: PostgreSQL's driver is an optional dependency.
+Database: TypeAlias = "sqlite.SqliteDatabase | postgresql.PostgresqlDatabase"
 
 
 def open_database(location: StoreLocation) -> Database:
@@ -109,7 +74,7 @@ def _make(database: Database) -> None:
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
-            append_only.make_tables(connection, HEAD)
+            make_tables(connection, HEAD)
         elif current < HEAD:
             raise UnavailableError(
                 f"{database.location} has schema {current}, of an earlier tvm-farm; this version does not read it",
@@ -144,3 +109,53 @@ def translated(database: Database) -> Iterator[None]:
     except errors as error:
         # SQLAlchemy wraps errors of its cursors, but not those of a new connection's first statements.
         raise database.translate(getattr(error, "orig", None) or error) from error
+
+
+# Append-only tables, with the name of their rows.
+APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
+
+_FUNCTION = "farm_append_only"
+
+
+def make_tables(connection: sa.Connection, revision: str) -> None:
+    """Create all tables in an empty database, at `revision`."""
+    metadata.create_all(connection, checkfirst=False)
+    for table, words in APPEND_ONLY.items():
+        _forbid_changes(connection, table, words)
+    connection.execute(identity.insert(), {"id": uuid.uuid4().hex})
+    # The name is Alembic's, which version 0.2 used: that version knows this store to be newer.
+    connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
+
+
+@contextlib.contextmanager
+def deletable(connection: sa.Connection) -> Iterator[None]:
+    """Allow deletion of trials within the enclosing transaction."""
+    name = f"{trials.name}_no_delete"
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
+        yield
+        connection.execute(sa.text(f"ALTER TABLE trials ENABLE TRIGGER {name}"))
+        return
+    made = connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar_one()
+    connection.execute(sa.text(f"DROP TRIGGER {name}"))
+    yield
+    connection.exec_driver_sql(made)
+
+
+def _forbid_changes(connection: sa.Connection, table: str, words: str) -> None:
+    """Add triggers that refuse to change or delete a row."""
+    on_server = connection.dialect.name == "postgresql"
+    if on_server:
+        connection.exec_driver_sql(
+            f"CREATE OR REPLACE FUNCTION {_FUNCTION}() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE restrict_violation USING MESSAGE = TG_ARGV[0] || ' are append-only'; END $$"
+        )
+    for action in ("UPDATE", "DELETE"):
+        name = f"{table}_no_{action.lower()}"
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER {name} BEFORE {action} ON {table} FOR EACH ROW EXECUTE FUNCTION {_FUNCTION}('{words}')"
+            if on_server
+            else f"CREATE TRIGGER {name} BEFORE {action} ON {table}"
+            f" BEGIN SELECT RAISE(ABORT, '{words} are append-only'); END"
+        )

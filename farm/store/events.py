@@ -28,6 +28,13 @@ _ROUTINE = ("board_taken", "board_left", "warm_start")
 _ROUTINE_OF_BOARDS = ("lease_taken", "lease_released", "lease_expired")
 # A server assigns numbers before transactions end: a smaller number may still appear among younger rows.
 _SETTLED_S = 2.0
+# Both kinds of events, with the same columns.
+_EVENT, _BOARD_EVENT = schema.events.c, schema.board_events.c
+_OTHERS = sa.select(*(_EVENT[name] for name in ("at", "by", "kind", "subject", "message", "id")))
+_OF_BOARDS = sa.select(
+    *(_BOARD_EVENT[name] for name in ("at", "by", "kind", "id")),
+    *(_BOARD_EVENT.board.label("subject"), _BOARD_EVENT.reason.label("message")),
+)
 # An event that only stores how far a reader has come.
 MARK_KIND = "read_mark"
 
@@ -85,40 +92,28 @@ class Events(StorePart):
 
     def fetch_of_boards(self, board: str | None = None) -> list[documents.BoardEvent]:
         """Events of a board, or of all, removed ones included, oldest first."""
-        query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
-        if board is not None:
-            query = query.where(schema.board_events.c.board == board)
-        return self._list_board_events(query)
+        return self._list_board_events(sa.true() if board is None else _BOARD_EVENT.board == board)
 
     def fetch_changes(
-        self, limit: int, *, since: float | None = None, subject: str | None = None, by: str | None = None
+        self, limit: int, *, since: float | None = None, subject: str | None = None
     ) -> list[documents.Event]:
-        """The newest changes by people, newest first.
-
-        `subject` is a board's or a campaign's name, `by` a prefix of a name.
-        """
+        """The newest changes by people, newest first. `subject` is a board's or a campaign's name."""
         own, boards = schema.events, schema.board_events
-        first = sa.select(own.c.at, own.c.by, own.c.kind, own.c.subject, own.c.message, own.c.id).where(own.c.by != "")
-        second = sa.select(
-            boards.c.at, boards.c.by, boards.c.kind, boards.c.board.label("subject"), boards.c.reason.label("message"),
-            boards.c.id,
-        ).where(
+        first = _OTHERS.where(own.c.by != "")
+        second = _OF_BOARDS.where(
             boards.c.kind.in_(_ORDERED) | ((boards.c.kind == "lease_taken") & boards.c.reason.like(_RESERVED)),
             boards.c.by.not_in(_AUTOMATIC),
             # A killed holder is discovered by the next client of the board.
             sa.not_((boards.c.kind == "lease_forced") & boards.c.reason.like("%its process % is gone")),
-        )  # fmt: skip
+        )
         rows: list[dict[str, Any]] = []
         for query, table, name in ((first, own, own.c.subject), (second, boards, boards.c.board)):
             if since is not None:
                 query = query.where(table.c.at >= since)
             if subject is not None:
                 query = query.where(name == subject)
-            if by is not None:
-                query = query.where(sa.func.substr(table.c.by, 1, len(by)) == by)
             rows += self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
-        rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
-        return _to_events(rows[:limit])
+        return _to_events(rows)[:limit]
 
     def fetch_newest(self, limit: int, subject: str | None = None, offset: int = 0) -> list[documents.Event]:
         """The newest events of boards and all else, newest first.
@@ -126,55 +121,42 @@ class Events(StorePart):
         Leaves out routine events of boards. `subject` is a board's or a campaign's name.
         """
         own, boards = schema.events, schema.board_events
-        first = sa.select(own.c.at, own.c.kind, own.c.subject, own.c.message, own.c.by, own.c.id)
-        first = first.where(own.c.kind.not_in(_ROUTINE))
-        second = sa.select(
-            boards.c.at, boards.c.kind, boards.c.board.label("subject"), boards.c.reason.label("message"), boards.c.by,
-            boards.c.id,
-        ).where(boards.c.kind.not_in(_ROUTINE_OF_BOARDS))  # fmt: skip
+        first = _OTHERS.where(own.c.kind.not_in(_ROUTINE))
+        second = _OF_BOARDS.where(boards.c.kind.not_in(_ROUTINE_OF_BOARDS))
         if subject is not None:
             first, second = first.where(own.c.subject == subject), second.where(boards.c.board == subject)
         # Each side through its own index, so that neither is read as a whole.
         wanted = limit + offset
         rows = self._db.rows(first.order_by(own.c.id.desc()).limit(wanted))
         rows += self._db.rows(second.order_by(boards.c.id.desc()).limit(wanted))
-        rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
-        return _to_events(rows[offset:wanted])
+        return _to_events(rows)[offset:wanted]
 
     def fetch_changed_boards(self, after: int) -> list[str]:
         """The boards with events after a mark's `board_event`."""
-        table = schema.board_events
-        return [row["board"] for row in self._db.rows(sa.select(table.c.board).where(table.c.id > after).distinct())]
+        query = sa.select(_BOARD_EVENT.board).where(_BOARD_EVENT.id > after).distinct()
+        return [row["board"] for row in self._db.rows(query)]
 
     def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[documents.BoardEvent]:
         """Board events of these kinds after a mark's `board_event`, oldest first."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.id > after, table.c.kind.in_(sorted(kinds)))
-        return self._list_board_events(query.order_by(table.c.id))
+        return self._list_board_events(_BOARD_EVENT.id > after, _BOARD_EVENT.kind.in_(sorted(kinds)))
 
     def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, documents.BoardEvent]:
         """Each board's newest event of one of these kinds, if it is among the newest board events."""
-        table = schema.board_events
-        newest = sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery()
-        latest = sa.select(sa.func.max(table.c.id).label("id")).where(
-            table.c.kind.in_(sorted(kinds)),
-            table.c.id > newest - _FAULTS_WITHIN if board is None else table.c.board == board,
-        )
-        latest = latest.group_by(table.c.board)
-        events = self._list_board_events(sa.select(table).where(table.c.id.in_(latest)))
-        return {event.board: event for event in events}
+        table = _BOARD_EVENT
+        newest = sa.select(sa.func.coalesce(sa.func.max(table.id), 0)).scalar_subquery()
+        among = table.id > newest - _FAULTS_WITHIN if board is None else table.board == board
+        latest = sa.select(sa.func.max(table.id)).where(table.kind.in_(sorted(kinds)), among).group_by(table.board)
+        return {event.board: event for event in self._list_board_events(table.id.in_(latest))}
 
     def fetch_board_users(self, board: str, limit: int) -> list[documents.BoardEvent]:
         """The latest leases of a board, newest first; `reason` is each one's purpose."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.board == board, table.c.kind == "lease_taken")
-        return self._list_board_events(query.order_by(table.c.id.desc()).limit(limit))
+        is_lease = (_BOARD_EVENT.board == board, _BOARD_EVENT.kind == "lease_taken")
+        return self._list_board_events(*is_lease, order=_BOARD_EVENT.id.desc(), limit=limit)
 
     def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[documents.BoardEvent]:
         """Events of boards in a time span, oldest first: they explain why boards stood idle."""
-        table = schema.board_events
-        query = sa.select(table).where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))
-        return self._list_board_events(query.order_by(table.c.id).limit(20_000))
+        within = (_BOARD_EVENT.board.in_(sorted(boards)), _BOARD_EVENT.at.between(since, until))
+        return self._list_board_events(*within, limit=20_000)
 
     def fetch_overview_mark(self) -> OverviewMark:
         """The present mark, in one cheap query."""
@@ -184,17 +166,18 @@ class Events(StorePart):
         [row] = self._db.rows(sa.select(*(query.label(name) for query, name in zip(newest, names, strict=True))))
         return OverviewMark(**row)
 
-    def _list_board_events(self, query: sa.Select[Any]) -> list[documents.BoardEvent]:
+    def _list_board_events(
+        self, *conditions: sa.ColumnElement[bool], order: Any = _BOARD_EVENT.id, limit: int | None = None
+    ) -> list[documents.BoardEvent]:
+        query = sa.select(schema.board_events).where(*conditions).order_by(order).limit(limit)
         return [documents.BoardEvent(**row) for row in self._db.rows(query)]
 
     # In order of writing
 
     def fetch_mark(self) -> Mark:
         """The mark after all present events."""
-        tables = (schema.board_events, schema.events)
-        last = [sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery() for table in tables]
-        [row] = self._db.rows(sa.select(last[0].label("boards"), last[1].label("others")))
-        return Mark(int(row["boards"]), int(row["others"]))
+        mark = self.fetch_overview_mark()
+        return Mark(mark.board_event, mark.event)
 
     def fetch_after(self, after: Mark, most: int) -> list[StoreEvent]:
         """The next `most` events of each kind after a mark, in order of time."""
@@ -213,7 +196,10 @@ class Events(StorePart):
         for row in heapq.merge(*found, key=lambda row: float(row["at"])):
             of_board = "board" in row
             boards, others = (row["id"], others) if of_board else (boards, row["id"])
-            events.append(_to_event(row, of_board, Mark(boards, others)))
+            subject, text = ("board", "reason") if of_board else ("subject", "message")
+            about = (row["id"], row["at"], row["kind"], row[subject], row[text], Mark(boards, others))
+            health = (row["before"] or "", row["after"] or "", row["by"]) if of_board else ()
+            events.append(StoreEvent(of_board, *about, *health))
         return events
 
     def fetch_last(self, most: int) -> list[StoreEvent]:
@@ -227,14 +213,6 @@ class Events(StorePart):
 
 
 def _to_events(rows: Sequence[Mapping[str, Any]]) -> list[documents.Event]:
-    names = documents.Event.model_fields
-    return [documents.Event(**{name: row[name] for name in names}) for row in rows]
-
-
-def _to_event(row: dict[str, Any], of_board: bool, mark: Mark) -> StoreEvent:
-    if of_board:
-        health = (row["before"] or "", row["after"] or "")
-        return StoreEvent(
-            True, row["id"], row["at"], row["kind"], row["board"], row["reason"], mark, *health, row["by"]
-        )
-    return StoreEvent(False, row["id"], row["at"], row["kind"], row["subject"], row["message"], mark)
+    """Rows of both kinds as events, newest first."""
+    newest = sorted(rows, key=lambda row: (row["at"], row["id"]), reverse=True)
+    return [documents.Event(**{name: row[name] for name in documents.Event.model_fields}) for row in newest]

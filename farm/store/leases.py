@@ -157,7 +157,9 @@ class Leases(StorePart):
     def release(self, lease: Lease) -> bool:
         """Release a board. Returns False if the lease was over already; a later lease is left alone."""
         with self._db.writing() as connection:
-            row = self._find_held(connection, lease)
+            leases = schema.leases.c
+            same = (leases.token == lease.token, leases.nonce == lease.nonce, leases.board == lease.board)
+            row = next(iter(self._db.rows(select_boards().where(*same), connection)), None)
             if row is None:
                 return False
             lapsed = not self._db.clock().is_valid(row, "lease_")
@@ -226,13 +228,6 @@ class Leases(StorePart):
             if greatest > last:
                 self._db.database.set_last_token(connection, min(greatest, last + MAX_RAISE))
 
-    def _find_held(self, connection: sa.Connection, lease: Lease) -> dict[str, Any] | None:
-        leases = schema.leases
-        query = select_boards().where(
-            leases.c.token == lease.token, leases.c.nonce == lease.nonce, schema.boards.c.name == lease.board
-        )
-        return next(iter(self._db.rows(query, connection)), None)
-
     def _end(self, connection: sa.Connection, row: Mapping[str, Any], kind: str, reason: str, by: str) -> None:
         name = row["name"]
         self._queue.note_use(connection, row)
@@ -263,29 +258,20 @@ def _require_free(
 ) -> dict[str, Any]:
     """Return the row of a board that can be leased now; raise why it cannot."""
     row = require_row(connection, board)
-    if refusal := _find_refusal(row, to_standing(row, now), allowed, within_reach):
-        raise refusal
+    standing = to_standing(row, now)
+    if standing.leased:
+        raise TransientError(f"board {board!r} is leased by {row['lease_owner']} for {row['lease_purpose']}")
+    if standing.health not in allowed:
+        text = f"board {board!r} is {standing.health}: {row['health_reason']}"
+        if standing.health is Health.UNSAFE:
+            raise BoardUnsafeError(text, f"Look at it, restore its clocks, then: farm board release {board}")
+        if standing.health is Health.MAINTENANCE:
+            raise UnavailableError(text, f"To put it back in service: farm board release {board}")
+        if standing.health is Health.RETIRED:
+            raise UnavailableError(text, f"To take it back: farm board release {board}")
+        raise TransientError(text)
+    if within_reach and not standing.reachable:
+        raise TransientError(f"board {board!r} is offline: {row['state_reason']}")
     if through and (bar := find_bar(connection, board, through, now)) is not None:
         raise TransientError(f"board {board!r} cannot be reached through {through}: {bar}")
     return row
-
-
-def _find_refusal(
-    row: Mapping[str, Any], standing: Standing, allowed: Collection[Health], within_reach: bool
-) -> FarmError | None:
-    """Why a board cannot be leased now; None if it can."""
-    name = row["name"]
-    if standing.leased:
-        return TransientError(f"board {name!r} is leased by {row['lease_owner']} for {row['lease_purpose']}")
-    if standing.health not in allowed:
-        text = f"board {name!r} is {standing.health}: {row['health_reason']}"
-        if standing.health is Health.UNSAFE:
-            return BoardUnsafeError(text, f"Look at it, restore its clocks, then: farm board release {name}")
-        if standing.health is Health.MAINTENANCE:
-            return UnavailableError(text, f"To put it back in service: farm board release {name}")
-        if standing.health is Health.RETIRED:
-            return UnavailableError(text, f"To take it back: farm board release {name}")
-        return TransientError(text)
-    if within_reach and not standing.reachable:
-        return TransientError(f"board {name!r} is offline: {row['state_reason']}")
-    return None

@@ -86,7 +86,7 @@ class PostgresqlDatabase:
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
-        """See `Database`. One statement takes the lock and reads the clock; later ones see all committed rows."""
+        """See `SqliteDatabase`. One statement takes the lock and reads the clock; later ones see all committed rows."""
         with (
             self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
             connection.begin(),
@@ -121,7 +121,7 @@ class PostgresqlDatabase:
         connection.execute(sa.text(f"SELECT setval({_SEQUENCE}, :token)"), {"token": token})
 
     def translate(self, error: BaseException) -> FarmError:
-        """See `Database`. Classes of SQLSTATE: PostgreSQL's documentation, appendix A."""
+        """See `SqliteDatabase`. Classes of SQLSTATE: PostgreSQL's documentation, appendix A."""
         state = getattr(error, "sqlstate", None) or ""
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if state.startswith(("22", "23")):  # an invalid value or row

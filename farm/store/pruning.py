@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.errors import UsageError
-from farm.store import append_only, expressions, schema
+from farm.store import database, expressions, schema
 from farm.store.session import StorePart
 from farm.values import WINNER_TRIAL
 
@@ -127,8 +127,10 @@ class Pruning(StorePart):
         is_chosen = trials.c.campaign.in_(among)
         every = self._db.rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
         winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
+        # Trials of candidates with a record where they were measured.
+        proven = sa.select(trials.c.id).join(schema.records, _proves())
         proofs = sa.select(trials.c.campaign, count).where(
-            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(expressions.is_wrong()))),
+            trials.c.id.in_(sa.union(proven, sa.select(trials.c.id).where(expressions.is_wrong()))),
             trials.c.purpose != WINNER_TRIAL,
         )
         kept: dict[int, int] = {}
@@ -184,7 +186,7 @@ class Pruning(StorePart):
         if connection.execute(over).first() is None:
             return 0
         query = sa.select(trials.c.id).where(trials.c.campaign == campaign, ~_is_kept()).limit(most)
-        with append_only.deletable(connection):
+        with database.deletable(connection):
             return connection.execute(trials.delete().where(trials.c.id.in_(query))).rowcount
 
     def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:
@@ -200,12 +202,6 @@ class Pruning(StorePart):
         some = sa.select(long.label("long")).where(trials.c.campaign.in_(campaigns)).limit(_SAMPLE).subquery()
         [row] = self._db.rows(sa.select(sa.func.avg(some.c.long).label("long")))
         return float(row["long"] or 0.0) + _REST_BYTES
-
-
-def _select_proofs() -> sa.Select[Any]:
-    """Numbers of the trials of candidates with a record where they were measured."""
-    trials, records = schema.trials, schema.records
-    return sa.select(trials.c.id).join(records, _proves())
 
 
 def _proves() -> sa.ColumnElement[bool]:

@@ -141,7 +141,11 @@ class RequestQueue(StorePart):
             mine = table.c.id == number if row["campaign"] is None else table.c.campaign == row["campaign"]
             connection.execute(table.update().where(mine).values(priority=priority))
             if row["campaign"] is not None:
-                _keep_with_campaign(connection, row["campaign"], priority)
+                # In the campaign's order too, for an engine after a restart.
+                fleet = schema.fleet_campaigns
+                named = fleet.c.name == row["campaign"]
+                if (order := connection.scalar(sa.select(fleet.c.order).where(named))) is not None:
+                    connection.execute(fleet.update().where(named).values(order=order | {"priority": priority}))
             text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
             self._db.add_event(connection, "queue_priority", row["board_type"], text, by)
         return dataclasses.replace(_to_request(row, now), priority=priority)
@@ -162,15 +166,6 @@ class RequestQueue(StorePart):
             used_s += fade(known["used_s"], now.seconds - known["at_s"])
         row = {**key, "clock": now.clock, "at_s": now.seconds, "used_s": used_s}
         self._db.replace(connection, table, row)
-
-
-def _keep_with_campaign(connection: sa.Connection, campaign: str, priority: int) -> None:
-    """Store the priority in the campaign's order, for an engine after a restart."""
-    table = schema.fleet_campaigns
-    order = connection.scalar(sa.select(table.c.order).where(table.c.name == campaign))
-    if order is not None:
-        changed = {**order, "priority": priority}
-        connection.execute(table.update().where(table.c.name == campaign).values(order=changed))
 
 
 def fade(used_s: float, since_s: float) -> float:

@@ -121,16 +121,24 @@ class StoredRecords(StorePart):
         return int(self._db.rows(chosen)[0]["count"])
 
     def _choose(self, choice: RecordCriteria) -> sa.Select[Any]:
-        table, query = schema.records, _select_records()
+        table, about = schema.records, schema.workloads
+        query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline, about.c.target)
+        query = query.join(about, about.c.hash == table.c.workload).where(expressions.is_sound(table.c.median_s))
+        # Down to a unique key: pages of a list share no record and miss none.
+        last = (table.c.operating_point, table.c.workload, table.c.simulated)
+        query = query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, *last)
         workloads, simulated = choice.get("workloads"), choice.get("simulated", False)
         target, imported = choice.get("target"), choice.get("imported")
+        # Filtered in Python: a target is JSON, and workloads are few compared with records.
+        targets = self._db.rows(sa.select(about.c.hash, about.c.target)) if target is not None else []
+        with_target = [r["hash"] for r in targets if any(str(target) in str(value) for value in r["target"].values())]
         conditions: list[tuple[Any, Any]] = [
             (workloads, lambda: table.c.workload.in_(list(workloads or ()))),
             (choice.get("board_type"), lambda: table.c.board_type == choice["board_type"]),
             (choice.get("operating_point"), lambda: table.c.operating_point == choice["operating_point"]),
             (simulated, lambda: table.c.simulated == simulated),
             (choice.get("campaign"), lambda: _was_tried(choice["campaign"])),
-            (target, lambda: table.c.workload.in_(self._list_with_target(str(target)))),
+            (target, lambda: table.c.workload.in_(with_target)),
             (choice.get("since"), lambda: table.c.verified_at >= choice["since"]),
             (choice.get("until"), lambda: table.c.verified_at < choice["until"]),
             (imported, lambda: table.c.origin.is_not(None) if imported else table.c.origin.is_(None)),
@@ -139,12 +147,6 @@ class StoredRecords(StorePart):
             if value is not None:
                 query = query.where(condition())
         return query
-
-    def _list_with_target(self, text: str) -> list[str]:
-        # Filtered in Python: a target is JSON, and workloads are few compared with records.
-        about = schema.workloads
-        rows = self._db.rows(sa.select(about.c.hash, about.c.target))
-        return [row["hash"] for row in rows if any(text in str(value) for value in row["target"].values())]
 
     def fetch_best_trials(
         self, workload: str, board_type: str, operating_point: str, *, simulated: bool, limit: int = 10
@@ -223,15 +225,6 @@ def to_record(row: dict[str, Any]) -> Record:
     if row["origin"] is not None and not isinstance(row["origin"]["store"], str):
         raise InternalError("its origin names no store")
     return Record(**kept, workload_name=row["name"])
-
-
-def _select_records() -> sa.Select[Any]:
-    table, about = schema.records, schema.workloads
-    query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline, about.c.target)
-    query = query.join(about, about.c.hash == table.c.workload).where(expressions.is_sound(table.c.median_s))
-    # Down to a unique key: pages of a list share no record and miss none.
-    last = (table.c.operating_point, table.c.workload, table.c.simulated)
-    return query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, *last)
 
 
 def _was_tried(campaign: int | None) -> sa.ColumnElement[bool]:

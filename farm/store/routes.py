@@ -1,12 +1,14 @@
-"""Routes: which of the coordinators that share a store owns the connection to each board.
+"""Which of the coordinators that share a store owns the connection to each board, and whose engines are alive.
 
-A route is a lease of its own kind: through whose services a board is reached. `leases` says who works on the board.
-`farm.services` opens and closes connections.
+A route is a lease of its own kind: through whose services a board is reached. `leases` says who works on the board,
+`farm.services` opens and closes connections. On one machine a lock and the process table are more precise about
+engines; see `farm.campaign.engine.control`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,12 +78,6 @@ class _Facts:
         if self.leased is not None:
             return self.leased if self.leased in self.asks else ""
         return self.asks[0] if self.asks else ""
-
-    def may_ask(self, keeper: str, wanted: bool) -> bool:
-        """Whether a coordinator without the route may request it."""
-        if self.leased is not None:
-            return self.leased == keeper
-        return keeper not in self.barred and (wanted or self.lost)
 
 
 class Routes(StorePart):
@@ -263,4 +259,39 @@ def _find_work(
         due = keeps["expires_s"] - now.seconds < WAY_TTL_S * (1 - 1 / _RENEWALS_PER_TTL)
         return "renew" if due or keeps["handed"] or (session and keeps["session"] != session) else ""
     asked = fact.asks_until.get(keeper, 0.0) - now.seconds > _ASK_TTL_S / 2
-    return "ask" if fact.may_ask(keeper, board in wanted) and not asked else ""
+    if fact.leased is not None:
+        may_ask = fact.leased == keeper
+    else:
+        may_ask = keeper not in fact.barred and (board in wanted or fact.lost)
+    return "ask" if may_ask and not asked else ""
+
+
+# As long as a lease: a dead engine has lost its boards by then, too.
+ENGINE_TTL_S = 60.0
+
+
+class Engines(StorePart):
+    """Queries on `engines`: which are alive."""
+
+    def note(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
+        """Record that an engine is alive for `ttl_s`."""
+        table = schema.engines
+        with self._db.writing() as connection:
+            now = self._db.clock()
+            connection.execute(table.delete().where(now.find_lapsed(table)))
+            self._db.replace(connection, table, {"name": name_engine(engine), **now.claim(ttl_s)})
+
+    def forget(self, engine: Mapping[str, Any]) -> None:
+        table = schema.engines
+        with self._db.writing() as connection:
+            connection.execute(table.delete().where(table.c.name == name_engine(engine)))
+
+    def fetch_living(self) -> frozenset[str]:
+        """The engines that are alive, as named by `name_engine`."""
+        rows, now = self._db.rows(schema.engines.select()), self._db.clock()
+        return frozenset(row["name"] for row in rows if now.is_valid(row))
+
+
+def name_engine(engine: Mapping[str, Any]) -> str:
+    """An engine's identity as text."""
+    return json.dumps(dict(engine), sort_keys=True)

@@ -140,6 +140,11 @@ class StoreSession(Closing):
         # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
         return [dict(zip(names, row, strict=True)) for row in rows]
 
+    def rows_among(self, query: sa.Select[Any], column: sa.Column[Any], values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Fetch the rows with one of these values in a column, as few values at once as a statement takes."""
+        parts = (values[first : first + VALUES_AT_ONCE] for first in range(0, len(values), VALUES_AT_ONCE))
+        return [row for part in parts for row in self.rows(query.where(column.in_(list(part))))]
+
     def read_each(self, kind: str, rows: Iterable[R], read: Callable[[R], T]) -> list[T]:
         """What `read` makes of rows; one that it cannot read is left out, noted and logged as a `kind` of thing."""
         found = []

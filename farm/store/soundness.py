@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.store import database, schema
-from farm.store.append_only import APPEND_ONLY, make_tables
+from farm.store.database import APPEND_ONLY, make_tables
 from farm.values import Health
 
 # What no farm's table has: SQLite would evaluate expressions on reads and writes, and drop rows at conflicts.
@@ -231,18 +231,14 @@ def _find_damage(connection: sqlite3.Connection) -> list[str]:
     if foreign := find_foreign(connection):
         return foreign[:MOST_PROBLEMS]
     try:
-        said = _ask_integrity(connection)
+        rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
+        said = [row[0].decode(errors="replace") for row in rows]
     except UnicodeDecodeError:  # in SQLite's own message
         return ["its pages are not a database's"]
     problems = [] if said == ["ok"] else said
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check").fetchmany(MOST_PROBLEMS):
         problems.append(f"row {row} of {table.decode()} refers to a row of {parent.decode()} that is gone")
     return problems[:MOST_PROBLEMS]
-
-
-def _ask_integrity(connection: sqlite3.Connection) -> list[str]:
-    rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
-    return [row[0].decode(errors="replace") for row in rows]
 
 
 def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:

@@ -30,10 +30,7 @@ def copy_store(source: Path, target: Path) -> None:
     """
     part = target.with_name(f".{target.name}.{os.getpid()}")
     with _new_part(part) as new:
-        with contextlib.closing(
-            sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=database.BUSY_TIMEOUT_S)
-        ) as old:
-            old.backup(new)
+        _fill(new, source, "mode=ro")
         _finish(new, part, target)
 
 
@@ -48,10 +45,7 @@ def copy_others_store(source: Path, target: Path) -> None:
         # Without a log beside it no process has the file open: SQLite need not lock it.
         words = "mode=ro" if before[-1] else "mode=ro&immutable=1"
         with _new_part(part) as new:
-            with contextlib.closing(
-                sqlite3.connect(f"{source.absolute().as_uri()}?{words}", uri=True, timeout=database.BUSY_TIMEOUT_S)
-            ) as old:
-                old.backup(new)
+            _fill(new, source, words)
             if before[-1] or _read_state(source) == before:
                 _finish(new, part, target)
                 return
@@ -77,6 +71,12 @@ def _new_part(part: Path) -> Iterator[sqlite3.Connection]:
             part.with_name(part.name + suffix).unlink(missing_ok=True)
 
 
+def _fill(new: sqlite3.Connection, source: Path, words: str) -> None:
+    where = f"{source.absolute().as_uri()}?{words}"
+    with contextlib.closing(sqlite3.connect(where, uri=True, timeout=database.BUSY_TIMEOUT_S)) as old:
+        old.backup(new)
+
+
 def _finish(new: sqlite3.Connection, part: Path, target: Path) -> None:
     """Move a finished copy into place."""
     new.execute("PRAGMA journal_mode=DELETE")  # no side files that could be left behind
@@ -89,8 +89,9 @@ def _finish(new: sqlite3.Connection, part: Path, target: Path) -> None:
 class SqliteDatabase:
     """A file in WAL mode. All its users share one kernel, and so its clocks."""
 
-    # SQLite's message about a damaged file may quote bytes that are no text.
+    # The driver's exceptions. SQLite's message about a damaged file may quote bytes that are no text.
     errors: tuple[type[Exception], ...] = (sqlite3.DatabaseError, UnicodeDecodeError)
+    # What to do about an unusable database.
     hint = "Set FARM_HOME to a folder that you can write to and that has space."
 
     def __init__(self, path: Path) -> None:
@@ -113,7 +114,10 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """See `Database`. One connection stays open: a loan and a transaction take longer than most reads."""
+        """A connection for one statement, by one thread at a time.
+
+        It stays open: a loan and a transaction take longer than most reads.
+        """
         if self._reader is None:
             self._reader = self.engine.connect().execution_options(farm_reads=True)
         is_kept = False
@@ -127,33 +131,40 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
-        """See `Database`. `durably`: on disk, not only in the kernel's cache, once this returns."""
+        """One transaction that holds the write lock from its start, so that its reads stay valid.
+
+        `durably`: on disk, not only in the kernel's cache, once this returns.
+        """
         options = {"farm_writes": True, "farm_durably": durably}
         with self.engine.connect().execution_options(**options) as connection, connection.begin():
             yield connection
 
     def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The kernel's clock; see `farm.store.clock`."""
+        """The clock shared by all users of the database, the kernel's; `connection` is `writing`'s, inside it."""
         return read_clock()
 
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
+        """Seconds since the epoch, for people."""
         return time.time()
 
     @staticmethod
     def insert(table: sa.Table) -> Any:
+        """An INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return sqlite.insert(table)
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
-        """AUTOINCREMENT stores its last number here."""
+        """The greatest lease token ever given; 0 without any. AUTOINCREMENT stores its last number here."""
         return int(connection.execute(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'leases'")).scalar() or 0)
 
     def set_last_token(self, connection: sa.Connection, token: int) -> None:
+        """Make the next lease get the token after this one."""
         there = sa.text("UPDATE sqlite_sequence SET seq = :token WHERE name = 'leases'")
         if not connection.execute(there, {"token": token}).rowcount:
             first = sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES ('leases', :token)")
             connection.execute(first, {"token": token})
 
     def translate(self, error: BaseException) -> FarmError:
+        """Translate a driver's error, or a timeout for a connection."""
         if isinstance(error, sqlite3.IntegrityError):
             return InternalError(f"the store {self.location} refused a row: {error}")
         if isinstance(error, sa.exc.TimeoutError) or "locked" in str(error) or "busy" in str(error):

@@ -61,14 +61,10 @@ def unknown_board(name: str, known: Iterable[str] = ()) -> UsageError:
     return UsageError(f"there is no board {name!r}", hint)
 
 
-def is_leased(row: Mapping[str, Any], now: Instant) -> bool:
-    """Whether a row of `select_boards` holds an open lease."""
-    return now.is_valid(row, _LEASE_PREFIX)
-
-
 def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:
     """The standing in a row of `select_boards`."""
-    return Standing(bool(row["reachable"]) or _is_on_demand(row), is_leased(row, now), Health(row["health"]))
+    is_leased = now.is_valid(row, _LEASE_PREFIX)
+    return Standing(bool(row["reachable"]) or _is_on_demand(row), is_leased, Health(row["health"]))
 
 
 def _is_on_demand(row: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from farm.closing import Closing
 from farm.settings import StoreLocation
 from farm.store.boards import Boards
 from farm.store.campaigns import Campaigns
-from farm.store.engines import Engines
 from farm.store.events import Events
 from farm.store.golden_samples import GoldenSamples
 from farm.store.imports import Imports
@@ -18,7 +17,7 @@ from farm.store.pruning import Pruning
 from farm.store.queue import RequestQueue
 from farm.store.records import Decisions, StoredRecords
 from farm.store.results import Results
-from farm.store.routes import Routes
+from farm.store.routes import Engines, Routes
 from farm.store.session import StoreSession
 from farm.store.sweeps import Sweeps
 from farm.store.totals import Totals

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from device_agent.protocol import FaultSide
 from farm.store import expressions, schema
-from farm.store.session import VALUES_AT_ONCE, StorePart
+from farm.store.session import StorePart
 from farm.types.states import CampaignStanding, CampaignState, TrialSums
 from farm.values import SEARCH_TRIAL
 
@@ -80,38 +80,23 @@ class Totals(StorePart):
     ) -> Mapping[tuple[str, str], int]:
         """The number of candidates with trials, good or bad, by workload and operating point; zeros left out."""
         trials = schema.trials
-        rows: list[dict[str, Any]] = []
-        for first in range(0, len(workloads), VALUES_AT_ONCE):
-            rows += self._db.rows(
-                sa.select(
-                    trials.c.workload,
-                    trials.c.operating_point,
-                    sa.func.count(sa.distinct(trials.c.candidate)).label("n"),
-                )
-                .where(
-                    trials.c.workload.in_(list(workloads[first : first + VALUES_AT_ONCE])),
-                    trials.c.board_type == board_type,
-                    trials.c.simulated == simulated,
-                    sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
-                )
-                .group_by(trials.c.workload, trials.c.operating_point)
-            )
+        key = (trials.c.workload, trials.c.operating_point)
+        query = sa.select(*key, sa.func.count(sa.distinct(trials.c.candidate)).label("n")).group_by(*key)
+        query = query.where(
+            trials.c.board_type == board_type,
+            trials.c.simulated == simulated,
+            sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
+        )
+        rows = self._db.rows_among(query, trials.c.workload, workloads)
         return {(row["workload"], row["operating_point"]): row["n"] for row in rows}
 
     def fetch_recorded(self, workloads: Sequence[str], board_type: str, *, simulated: bool) -> set[tuple[str, str]]:
         """The workloads with a record, each with its operating point."""
         table = schema.records
-        found: set[tuple[str, str]] = set()
-        for first in range(0, len(workloads), VALUES_AT_ONCE):
-            rows = self._db.rows(
-                sa.select(table.c.workload, table.c.operating_point).where(
-                    table.c.workload.in_(list(workloads[first : first + VALUES_AT_ONCE])),
-                    table.c.board_type == board_type,
-                    table.c.simulated == simulated,
-                )
-            )
-            found |= {(row["workload"], row["operating_point"]) for row in rows}
-        return found
+        query = sa.select(table.c.workload, table.c.operating_point)
+        query = query.where(table.c.board_type == board_type, table.c.simulated == simulated)
+        rows = self._db.rows_among(query, table.c.workload, workloads)
+        return {(row["workload"], row["operating_point"]) for row in rows}
 
     # Of one campaign
 

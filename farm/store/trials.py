@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import database, expressions, schema
+from farm.store.campaign_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
 from farm.store.session import VALUES_AT_ONCE, Statement, StorePart
 from farm.store.standing import note_seen
-from farm.store.trial_rows import CandidateKey, KnownCandidate, SimilarTrial, TrialOutcome
 from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 
@@ -273,26 +273,26 @@ class Trials(StorePart):
         ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
         chosen = [trial for _, trial in ranked[:limit]]
         table = schema.trials
-        rows: dict[int, dict[str, Any]] = {}
-        for first in range(0, len(chosen), VALUES_AT_ONCE):
-            columns = (table.c.id, table.c.workload, *(table.c[name] for name in SimilarTrial._fields[1:]))
-            query = sa.select(*columns).where(table.c.id.in_(chosen[first : first + VALUES_AT_ONCE]))
-            rows |= {row.pop("id"): row for row in self._db.rows(query)}
+        query = sa.select(table.c.id, table.c.workload, *(table.c[name] for name in SimilarTrial._fields[1:]))
+        rows = {row.pop("id"): row for row in self._db.rows_among(query, table.c.id, chosen)}
         known = Workloads(self._db).fetch_by_hash(sorted({row["workload"] for row in rows.values()}))
         return [SimilarTrial(**row | {"workload": known[row["workload"]]}) for row in (rows[each] for each in chosen)]
 
     def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
         """The good trials of each task by rising median, each candidate once. Reads only indexes."""
         table = schema.trials
+        lies = sa.select(table.c.workload, table.c.candidate).where(expressions.is_wrong())
+        key = (table.c.workload, table.c.board_type, table.c.operating_point)
+        good = sa.select(*key, table.c.candidate, table.c.id).order_by(*key, table.c.median_s, table.c.candidate)
+        is_sound = expressions.is_sound(table.c.median_s)
+        good = good.where(is_sound, table.c.candidate != UNTUNED, table.c.simulated == simulated)
         tasks: dict[tuple[str, str, str], list[int]] = {}
         seen: set[tuple[str, str, str, str]] = set()
         for first in range(0, len(workloads), VALUES_AT_ONCE):
             some = list(workloads[first : first + VALUES_AT_ONCE])
             with database.translated(self._db.database), self._db.engine.connect() as connection:
-                wrong = {tuple(row) for row in connection.execute(_select_wrong().where(table.c.workload.in_(some)))}
-                found = connection.execute(
-                    _select_good().where(table.c.workload.in_(some), table.c.simulated == simulated)
-                )
+                wrong = {tuple(row) for row in connection.execute(lies.where(table.c.workload.in_(some)))}
+                found = connection.execute(good.where(table.c.workload.in_(some)))
                 for workload, board_type, point, candidate, trial in found:
                     task = (workload, board_type, point)
                     if (*task, candidate) not in seen and (workload, candidate) not in wrong:
@@ -341,21 +341,6 @@ def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
         table.c.purpose == SEARCH_TRIAL,
         uncounted,
         ~sa.exists().where(*same, other.c.counted.is_not(None)),
-    )
-
-
-def _select_wrong() -> sa.Select[Any]:
-    table = schema.trials
-    return sa.select(table.c.workload, table.c.candidate).where(expressions.is_wrong())
-
-
-def _select_good() -> sa.Select[Any]:
-    table = schema.trials
-    task = (table.c.workload, table.c.board_type, table.c.operating_point)
-    return (
-        sa.select(*task, table.c.candidate, table.c.id)
-        .where(expressions.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
-        .order_by(*task, table.c.median_s, table.c.candidate)
     )
 
 

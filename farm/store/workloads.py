@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store import append_only, schema
-from farm.store.session import VALUES_AT_ONCE, StorePart
+from farm.store import database, schema
+from farm.store.session import StorePart
 from farm.values import Workload
 
 _COLUMNS = tuple(column for column in schema.workloads.c if column.name != "added_at")
@@ -81,7 +81,7 @@ class Workloads(StorePart):
         For workloads that do not match their hash: their measurements are worthless.
         """
         trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
-        with self._db.writing(durably=True) as connection, append_only.deletable(connection):
+        with self._db.writing(durably=True) as connection, database.deletable(connection):
             gone = 0
             for each in hashes:
                 connection.execute(records.delete().where(records.c.workload == each))
@@ -92,14 +92,8 @@ class Workloads(StorePart):
 
     def fetch_by_hash(self, hashes: Sequence[str]) -> dict[str, Workload]:
         """Workloads by hash; unknown hashes are left out."""
-        found: dict[str, Workload] = {}
-        for first in range(0, len(hashes), VALUES_AT_ONCE):
-            some = list(hashes[first : first + VALUES_AT_ONCE])
-            found |= {
-                row["hash"]: _read(row)
-                for row in self._db.rows(sa.select(*_COLUMNS).where(schema.workloads.c.hash.in_(some)))
-            }
-        return found
+        rows = self._db.rows_among(sa.select(*_COLUMNS), schema.workloads.c.hash, hashes)
+        return {row["hash"]: _read(row) for row in rows}
 
 
 def _read(row: Mapping[str, Any]) -> Workload:

@@ -38,9 +38,6 @@ class VariantRatio:
         """Whether chance alone may explain the difference."""
         return self.low <= 1 <= self.high
 
-    def to_dict(self) -> dict[str, float]:
-        return dataclasses.asdict(self)
-
 
 def divide(over: Mapping[str, float], under: Mapping[str, float]) -> VariantRatio:
     """Return `over / under` of two independent estimates; relative errors add by their squares."""

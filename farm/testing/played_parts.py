@@ -172,7 +172,7 @@ class PlayedDatabase(sqlite.SqliteDatabase):
         return super().reading()
 
     def writing(self, durably: bool) -> Any:
-        """See `Database`. Others may write, and hosts crash, before it begins; it takes no time."""
+        """See `SqliteDatabase`. Others may write, and hosts crash, before it begins; it takes no time."""
         if in_greenlet():
             world.wait(asyncio.sleep(self._world.random.uniform(0.0, _WRITES_S)))
         self.reading()

@@ -1,30 +1,33 @@
 """Who may read and who may change: the token, where requests may come from, and what a browser may do with a page.
 
 Reading on this machine needs nothing. Changing needs a token (the farm's own, or a named one of a role that is enough,
-see `tokens`): in a header, or as the strict same-site cookie that `/sign-in` sets, and then only from a page of ours. A
-name that is not this server's is refused, so that no page elsewhere reaches the farm under a name of its own (DNS
-rebinding).
+of which FARM_HOME keeps the digest): in a header, or as the strict same-site cookie that `/sign-in` sets, and then only
+from a page of ours. A name that is not this server's is refused, so that no page elsewhere reaches the farm under a
+name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import hmac
 import ipaddress
+import json
+import os
 import re
 import secrets
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import NAME_RULE, StrEnum, is_name
 from farm import folders, foreign
 from farm.errors import FarmError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import name_user
-from farm.web import tokens
-from farm.web.tokens import Person, Role
 
 MEDIA_TYPE = "application/problem+json"
 # The longest text that a reply repeats.
@@ -168,7 +171,7 @@ class Access:
 
     def open_session(self, token: str) -> str:
         """Return the cookie for the holder of a token. Refuses a wrong one."""
-        entry = None if self._is_own(token) else tokens.find_by_token(self._home, token)
+        entry = None if self._is_own(token) else find_by_token(self._home, token)
         if entry is None and not self._is_own(token):
             raise Refused(401, "the token is wrong", "`farm web token` on the farm's machine prints it.")
         return self._session(entry)
@@ -179,14 +182,14 @@ class Access:
             return None
         if self._is_own(token.strip()):
             return _owner()
-        entry = tokens.find_by_token(self._home, token.strip())
+        entry = find_by_token(self._home, token.strip())
         return entry.person if entry else None
 
     def _find_by_session(self, cookie: str) -> Person | None:
         if not cookie:
             return None
         name, dot, _ = cookie.rpartition(".")
-        entry = next((each for each in tokens.read_entries(self._home) if each.name == name), None) if dot else None
+        entry = next((each for each in read_entries(self._home) if each.name == name), None) if dot else None
         if dot and entry is None:
             return None
         if not hmac.compare_digest(cookie.encode(), self._session(entry).encode()):
@@ -196,7 +199,7 @@ class Access:
     def _is_own(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), read_token(self._home).encode())
 
-    def _session(self, entry: tokens.Entry | None) -> str:
+    def _session(self, entry: Entry | None) -> str:
         """Derive the cookie from the token, one way: a new token ends every session."""
         key = entry.digest if entry else read_token(self._home)
         code = hmac.new(key.encode(), b"tvm-farm web session", hashlib.sha256).hexdigest()
@@ -214,3 +217,111 @@ def find_role(path: str) -> Role:
 def _owner() -> Person:
     """Return the holder of the farm's own token: the user that runs it."""
     return Person(name_user(), Role.OPERATOR)
+
+
+FILE = "web-json"
+MOST = 1000
+
+
+class Role(StrEnum):
+    """What a token's owner may do; each role includes those before it."""
+
+    READER = "reader"  # read, where that needs a token
+    USER = "user"  # order campaigns of the same name, reserve boards
+    OPERATOR = "operator"  # order boards, and every user's campaigns
+
+    def covers(self, other: Role) -> bool:
+        """Return whether this role includes another."""
+        roles = list(Role)
+        return roles.index(self) >= roles.index(other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """The person behind a request."""
+
+    name: str
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A named token; `created_at` in seconds since the epoch, `by` who made it."""
+
+    name: str
+    role: Role
+    digest: str
+    created_at: float
+    by: str
+
+    @property
+    def person(self) -> Person:
+        """Return the entry's person."""
+        return Person(self.name, self.role)
+
+
+def read_entries(home: Path) -> tuple[Entry, ...]:
+    """Return all entries by name. Raises UnavailableError where the file is not ours or cannot be read."""
+    path = home / FILE
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(sorted((Entry(**(row | {"role": Role(row["role"])})) for row in rows), key=lambda each: each.name))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UnavailableError(f"{path} cannot be read: {error}", "Named tokens are refused meanwhile.") from error
+
+
+def find_by_token(home: Path, token: str) -> Entry | None:
+    """Return a token's entry. Compares with all, so that its duration reveals nothing."""
+    given, found = _digest(token), None
+    for entry in read_entries(home):
+        if hmac.compare_digest(entry.digest.encode(), given.encode()):
+            found = entry
+    return found
+
+
+def add(home: Path, name: str, role: Role, by: str) -> str:
+    """Make a person's token, in place of an older one of the name; return it, which is possible once.
+
+    Raises UsageError for what is no name, UnavailableError where it cannot be kept.
+    """
+    if not is_name(name):
+        raise UsageError(f"{name!r} cannot be a token's name", f"A name is {NAME_RULE}.")
+    token = secrets.token_urlsafe(_BYTES)
+    with _changing(home) as entries:
+        entries.pop(name, None)
+        if len(entries) >= MOST:
+            raise UsageError(f"there are {MOST} tokens already", "`farm web token remove NAME` ends one.")
+        entries[name] = Entry(name, role, _digest(token), time.time(), by)
+    return token
+
+
+def remove(home: Path, name: str) -> None:
+    """End a person's token and sessions. Raises UsageError where there is none, UnavailableError."""
+    with _changing(home) as entries:
+        if entries.pop(name, None) is None:
+            raise UsageError(f"there is no token of {name!r}", "`farm web token list` shows those there are.")
+
+
+@contextlib.contextmanager
+def _changing(home: Path) -> Iterator[dict[str, Entry]]:
+    """Lend the entries for a change, and keep them when the block ends well. Two commands wait for each other."""
+    path = home / FILE
+    try:
+        folders.require_private(home)
+        with folders.open_private(home / f".{FILE}.lock", os.O_WRONLY, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = {entry.name: entry for entry in read_entries(home)}
+            yield entries
+            rows: list[dict[str, Any]] = [
+                dataclasses.asdict(entry) | {"role": str(entry.role)} for entry in entries.values()
+            ]
+            folders.write_private(path, json.dumps(rows, indent=2))
+    except OSError as error:
+        raise UnavailableError(f"tokens cannot be kept in {path}: {error.strerror}") from error
+
+
+def _digest(token: str) -> str:
+    # 24 random bytes cannot be guessed, so a slow hash would add nothing.
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -24,7 +24,7 @@ from farm.store.standing import BoardFilters
 from farm.sweep import stored
 from farm.types import campaigns, documents
 from farm.web import orders
-from farm.web.tokens import Person
+from farm.web.access import Person
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PREFIX = "/api/v1"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from farm.campaign.engine import control
 from farm.campaign.spec import check_campaign
 from farm.campaign.submit import submit
-from farm.crew import reservation
+from farm.crew import queue_entry
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.settings import Settings
@@ -19,8 +19,7 @@ from farm.store import Store
 from farm.types import campaigns
 from farm.types.documents import BoardInfo
 from farm.values import WorkKind
-from farm.web.access import Refused
-from farm.web.tokens import Person, Role
+from farm.web.access import Person, Refused, Role
 
 CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
@@ -89,8 +88,13 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
 
     Raises UsageError, UnavailableError where it is not free within some seconds.
     """
-    with _some_wait_s() as wait_s:
-        reservation.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
+    waits = _waiting.acquire(blocking=False)
+    try:
+        wait_s = _WAIT_S if waits else 0.0
+        queue_entry.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
+    finally:
+        if waits:
+            _waiting.release()
     return store.boards.require(name)
 
 
@@ -130,17 +134,6 @@ def _refuse(person: Person, what: str) -> Refused:
         f"{person.name} is a {person.role}; changing {what} needs the role {Role.OPERATOR}",
         "A user changes what carries the user's own name.",
     )
-
-
-@contextlib.contextmanager
-def _some_wait_s() -> Iterator[float]:
-    if not _waiting.acquire(blocking=False):
-        yield 0.0
-        return
-    try:
-        yield _WAIT_S
-    finally:
-        _waiting.release()
 
 
 def read_budget(form: Mapping[str, str]) -> dict[str, Any]:

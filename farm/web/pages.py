@@ -26,9 +26,8 @@ from farm.report.record_document import require_workload
 from farm.store import Store
 from farm.store.standing import BoardFilters
 from farm.types.documents import BoardInfo
-from farm.web import charts, live_board, now, orders, series
-from farm.web.access import COOKIE
-from farm.web.tokens import Person, Role
+from farm.web import charts, live, now, orders, series
+from farm.web.access import COOKIE, Person, Role
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
 
 PER_PAGE = 50
@@ -155,7 +154,7 @@ def show_board_now(request: Request, name: str) -> HTMLResponse:
 
 
 def _read_live(view: View, board: BoardInfo) -> dict[str, Any] | None:
-    return None if board.on_demand else live_board.draw(view.live.read(board.name))
+    return None if board.on_demand else live.draw(view.live.read(board.name))
 
 
 def _draw_readings(readings: Sequence[series.Reading]) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from farm.errors import FarmError
 from farm.inventory.board_types import require_board_type
 from farm.report.campaign_document import Gain, TaskId
 from farm.store import Store
-from farm.store.trial_rows import TrialOutcome
+from farm.store.campaign_rows import TrialOutcome
 from farm.values import DEFAULT_POINT
 
 KEPT_S = 3600.0

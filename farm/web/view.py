@@ -30,8 +30,7 @@ from farm.sweep.export.document import make_document
 from farm.types import campaigns
 from farm.web import now
 from farm.web.access import Access
-from farm.web.live import Part
-from farm.web.live_board import LiveBoards
+from farm.web.live import LiveBoards, Part
 from farm.web.now import KnownOfBoards
 from farm.web.series import Courses, Gauges, GoldenRuns
 

@@ -24,12 +24,12 @@ from farm.store import Store
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
-from farm.sweep.export import compare, nvpmodel
+from farm.sweep.export import compare
 from farm.types import campaigns
 from farm.web import charts, now, orders
+from farm.web.access import Person
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_number, show, take_order, turn
 from farm.web.series import Course
-from farm.web.tokens import Person
 from farm.web.view import Text, View
 
 router = APIRouter(include_in_schema=False)
@@ -376,14 +376,9 @@ def export_sweep(request: Request, sweep: SweepNumber, form: Text = "json") -> R
     if not document["series"]:
         raise UsageError(f"there is no pick of sweep {sweep}: nothing is measured yet")
     board_type = board_types.require_board_type(document["board"]["type"])
-    point = exporting.choose_point(document, sweep_rows.order_series(document)[0], rank=1, key=None)
-    writers = {
-        "sh": lambda: nvpmodel.export_script(point, board_type),
-        "nvpmodel": lambda: nvpmodel.export_nvpmodel(point, board_type, None),
-        "json": lambda: exporting.export_json(point, board_type),
-    }
-    if form not in writers:
-        raise UsageError(f"a sweep is not exported as {form[:40]!r}", f"It is as {', '.join(writers)}.")
+    point = exporting.choose_point(document, sweep_rows.order_series(document)[0])
+    if form not in exporting.WRITERS:
+        raise UsageError(f"a sweep is not exported as {form[:40]!r}", f"It is as {', '.join(exporting.WRITERS)}.")
     suffix = {"nvpmodel": "conf"}.get(form, form)
     headers = {"content-disposition": f'attachment; filename="sweep-{sweep}.{suffix}"'}
-    return PlainTextResponse(writers[form](), headers=headers)
+    return PlainTextResponse(exporting.WRITERS[form](point, board_type), headers=headers)

@@ -40,5 +40,4 @@ def test_changes_are_peoples(place: StoreLocation) -> None:
         assert {"probe_failed", "board_taken"}.isdisjoint(each.kind for each in changes)
         assert [each.kind for each in store.events.fetch_changes(1)] == ["queue_priority"]
         assert {each.subject for each in store.events.fetch_changes(50, subject="vision")} == {"vision"}
-        assert {each.by for each in store.events.fetch_changes(50, by="bob")} == {"bob@lab"}
         assert store.events.fetch_changes(50, since=clocks.wall + 1) == []

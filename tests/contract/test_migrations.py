@@ -13,7 +13,7 @@ from device_agent.protocol import Outcome, Status
 from farm.errors import UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.store.append_only import APPEND_ONLY
+from farm.store.database import APPEND_ONLY
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests.contract.conftest import run_python
 from tests.places import Places, execute

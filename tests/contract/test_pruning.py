@@ -23,14 +23,14 @@ GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
 # A process that is killed within a deleting transaction.
 KILLED = """
 import os, sys
-from farm.store import Store, append_only, schema
-lift = append_only.deletable
+from farm.store import Store, schema, database
+lift = database.deletable
 def deletable(connection):
     with lift(connection):
         if connection.exec_driver_sql("SELECT count(*) FROM trials").scalar() < 45:
             os.kill(os.getpid(), 9)
         yield
-append_only.deletable = __import__("contextlib").contextmanager(deletable)
+database.deletable = __import__("contextlib").contextmanager(deletable)
 from farm.store import pruning
 pruning._FIRST_CHUNK = pruning._LARGEST_CHUNK = 5
 place = sys.argv[1]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 from farm.connectivity.board_link import BoardLink
+from farm.connectivity.frames import FrameFilter
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh_files import hash_file
 from farm.connectivity.ssh_handshake import SshAddress
@@ -190,7 +191,7 @@ class TunnelProof:
     def __call__(self, target: ProvisioningTarget) -> str:
         """What was seen. Raises what `prove` and links raise."""
         link = BoardLink(target.address, self._known_hosts)
-        forward = link.add_agent(target.options.agent_port)
+        forward = link.add_forward(target.options.agent_port, FrameFilter)
         link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
         with link:
             link.wait_up(FIND_TIMEOUT_S)

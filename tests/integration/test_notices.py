@@ -14,8 +14,7 @@ import pytest
 
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import FarmError, PermanentError, TransientError, UsageError
-from farm.services.notices.notifier import Notifier
-from farm.services.notices.sending import Notice, WayDocument, read_notices, send
+from farm.services.notices import Notice, Notifier, WayDocument, read_notices, send
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual

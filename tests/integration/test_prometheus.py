@@ -24,7 +24,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.types.states import CampaignStanding, TrialSums
 from farm.values import Virtual
-from farm.web import live_board
+from farm.web import live
 from tests.board_rows import make_lease
 from tests.integration.conftest import ROOT, wait_until
 from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
@@ -117,8 +117,8 @@ def test_an_idle_board_is_live_on_its_page(
     Without services or an exporter it says so.
     """
     coordinator.set_targets({"sim-1": ("jetson-nano", ("127.0.0.1", board))})
-    monkeypatch.setattr(live_board, "_FRESH_S", 0.0)
-    boards = live_board.LiveBoards(tmp_path)
+    monkeypatch.setattr(live, "_FRESH_S", 0.0)
+    boards = live.LiveBoards(tmp_path)
     assert boards.read("sim-1") == []
     with SERVICES.hold(tmp_path):
         SERVICES.publish(tmp_path, metrics=coordinator.address)

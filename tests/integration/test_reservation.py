@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.crew import reservation
+from farm.crew import queue_entry
 from farm.crew.health import Kind
 from farm.crew.leased_site import FleetSite
 from farm.crew.queue_entry import QueueEntry
@@ -88,9 +88,9 @@ def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:
 def test_a_reservation_ends_by_itself_and_waits_its_turn(home: Home) -> None:
     """After its time the board is free for any client; a campaign that holds it is asked to give it up."""
     with open_store(home) as store, open_store(home) as other:
-        lease, _ = reservation.reserve(store, "a", 0.3, "", 1.0, lambda text: None, "ann@lab")
+        lease, _ = queue_entry.reserve(store, "a", 0.3, "", 1.0, lambda text: None, "ann@lab")
         assert (lease.purpose, lease.owner) == ("reserved", "ann@lab")
-        kept, new = reservation.reserve(other, "a", 3600.0, "next", 30.0, lambda text: None, "bob@lab")
+        kept, new = queue_entry.reserve(other, "a", 3600.0, "next", 30.0, lambda text: None, "bob@lab")
         assert new
         assert kept.token > lease.token
         assert store.leases.find_reservation("a", "ann@lab") is None
@@ -105,7 +105,7 @@ def test_a_reservation_ends_by_itself_and_waits_its_turn(home: Home) -> None:
             notes.append(text)
             store.leases.release(held)
 
-        taken, _ = reservation.reserve(other, "b", 60.0, "", 30.0, give_up, "ann@lab")
+        taken, _ = queue_entry.reserve(other, "b", 60.0, "", 30.0, give_up, "ann@lab")
         assert taken.board == "b"
         assert "leased by engine pid 1: campaign" in notes[0]
 
@@ -115,11 +115,11 @@ def test_what_is_out_of_order_may_be_reserved(home: Home) -> None:
     with open_store(home) as store:
         observe(store, "a", Kind.QUARANTINE)
         observe(store, "a", Kind.LOST)
-        assert reservation.reserve(store, "a", 60.0, "why?", 1.0, lambda text: None, "ann@lab")[1]
+        assert queue_entry.reserve(store, "a", 60.0, "why?", 1.0, lambda text: None, "ann@lab")[1]
         with pytest.raises(UsageError, match="one line"):
-            reservation.reserve(store, "b", 60.0, "a\nb", 1.0, lambda text: None, "ann@lab")
+            queue_entry.reserve(store, "b", 60.0, "a\nb", 1.0, lambda text: None, "ann@lab")
         with pytest.raises(UsageError, match="up to 7 days"):
-            reservation.reserve(store, "b", 8 * 86400.0, "", 1.0, lambda text: None, "ann@lab")
+            queue_entry.reserve(store, "b", 8 * 86400.0, "", 1.0, lambda text: None, "ann@lab")
         observe(store, "b", Kind.RETIRE)
         with pytest.raises(UnavailableError, match="retired"):
-            reservation.reserve(store, "b", 60.0, "", 1.0, lambda text: None, "ann@lab")
+            queue_entry.reserve(store, "b", 60.0, "", 1.0, lambda text: None, "ann@lab")

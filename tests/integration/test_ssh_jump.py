@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from farm.cli.first_contact import confirm_host_keys
-from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_config import to_ssh_address
 from farm.errors import FarmError, PermanentError, TransientError
 from farm.values import Ssh
 from tests.integration import board_hosts

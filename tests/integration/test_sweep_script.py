@@ -13,7 +13,7 @@ import pytest
 
 from device_agent.protocol import OperatingPoint
 from farm.inventory.board_types import require_board_type
-from farm.sweep.export import nvpmodel as export_script
+from farm.sweep.export import chosen as export_script
 from farm.sweep.export.chosen import Chosen
 from farm.virtual.board import VirtualBoard
 from farm.virtual.tree import Hardware

@@ -20,7 +20,7 @@ from farm.errors import LeaseOverError
 from farm.processes.machine import process_identity
 from farm.services.daemon import TakeOver
 from farm.store import Store
-from farm.store.engines import name_engine
+from farm.store.routes import name_engine
 from farm.types.states import CampaignState
 from farm.values import Board
 from tests.board_rows import make_lease

@@ -9,9 +9,8 @@ import pathlib
 import pytest
 
 from farm.cli import board_remote, first_contact
-from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError
-from farm.connectivity.ssh_config import copy_without_programs, split_jump
+from farm.connectivity.ssh_config import copy_without_programs, split_jump, to_ssh_address
 from farm.errors import UsageError
 from farm.services.board_doctor import describe_board
 from farm.store import Store

@@ -18,8 +18,8 @@ from farm.campaign.scheduler.fleet import ON_BOARD, READY, FleetState
 from farm.campaign.scheduler.state import Job
 from farm.report import campaign_rows
 from farm.search.tuners.decisions import Candidate
+from farm.store.campaign_rows import CandidateKey
 from farm.store.totals import CountedTrial
-from farm.store.trial_rows import CandidateKey
 from farm.types.campaigns import Budget, Order, WorkloadOrder
 from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_type
 from tests.unit.campaign_orders import make_order as make_campaign_order

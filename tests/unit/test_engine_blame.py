@@ -6,8 +6,8 @@ import pytest
 
 from device_agent.protocol import Outcome, PinReport, PinStatus, Status
 from farm.connectivity.tracker import Tracker
-from farm.crew.blame import Blame, pin_outcome
 from farm.crew.health import Kind
+from farm.crew.site import Blame, pin_outcome
 from farm.errors import (
     BoardBusyError,
     BoardHostileError,

@@ -20,7 +20,7 @@ from farm.connectivity.services import SERVICES
 from farm.processes import children, home_log
 from farm.search.codegen import golden
 from farm.store import Store
-from farm.web import access, tokens
+from farm.web import access
 
 HOST_KEY = HostKey.from_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f")
 
@@ -61,7 +61,7 @@ MAKERS: dict[str, Callable[[pathlib.Path], object]] = {
     "services": _run_services,
     "engine": _run_engine,
     "token": access.read_token,
-    "named token": lambda home: tokens.add(home, "jane", access.Role.READER, "me"),
+    "named token": lambda home: access.add(home, "jane", access.Role.READER, "me"),
     "host key": lambda home: KnownHosts(home / FILE_NAME).add("nano", 22, HOST_KEY),
 }
 
@@ -131,7 +131,7 @@ def _hold_state(folder: pathlib.Path) -> contextlib.AbstractContextManager[objec
         (ENGINE.hold, "engine.lock"),
         (lambda folder: golden._locked(folder / "lock", 0.0), "lock"),
         (lambda folder: KnownHosts(folder / FILE_NAME)._rewriting(), f"{FILE_NAME}.lock"),
-        (tokens._changing, f".{tokens.FILE}.lock"),
+        (access._changing, f".{access.FILE}.lock"),
         (_hold_state, "."),
     ],
 )

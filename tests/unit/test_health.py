@@ -205,12 +205,9 @@ def test_what_outranks_what() -> None:
     for health in Health:
         expected = Health.RETIRED if health is Health.RETIRED else Health.UNSAFE
         assert step(board(health), Kind.UNSAFE).standing.health is expected
-    leased = step(board(Health.GOOD), Kind.LEASE_TAKEN)
-    assert leased.standing.state is State.LEASED
-    lost = step(leased, Kind.LOST)
+    lost = step(Transition(Standing(True, True, Health.GOOD), HealthHistory(), ""), Kind.LOST)
     assert lost.standing.state is State.OFFLINE
     assert step(lost, Kind.BACK).standing.state is State.LEASED
-    assert step(step(lost, Kind.LEASE_ENDED), Kind.BACK).standing.state is State.IDLE
     for health in Health:
         expected = Health.SUSPECT if health is Health.GOOD else health
         assert walk(board(health), (Kind.LOST, 0), (Kind.BACK, 1)).standing.health is expected

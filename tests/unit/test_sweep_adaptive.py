@@ -14,7 +14,7 @@ from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
 from farm.errors import UsageError
 from farm.points.grid import GridRequest, plan_grid
 from farm.points.values import Estimate, Goal, Objective, PointMeasurement
-from farm.sweep.fit import pareto
+from farm.sweep.fit import pick
 from farm.sweep.fit.pick import pick_point
 from farm.sweep.fit.terms import Knee
 from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, PlannedStep, Planner, PlannerSettings, Step
@@ -73,15 +73,15 @@ def test_a_few_points_give_the_front_and_the_pick() -> None:
     analysis = planner.analyse(visits)
     assert len(analysis.measured) <= len(GRID) / 4
     measured = [world.rows[key] for key in analysis.measured]
-    corner = pareto.reference_point(world.latency_s, world.energy_j)
-    found = pareto.hypervolume(world.latency_s[measured], world.energy_j[measured], corner)
-    assert found >= 0.97 * pareto.hypervolume(world.latency_s, world.energy_j, corner)
-    pick = pick_point(analysis, goal)
-    chosen = world.rows[pick.best.point.key]
+    corner = pick.reference_point(world.latency_s, world.energy_j)
+    found = pick.hypervolume(world.latency_s[measured], world.energy_j[measured], corner)
+    assert found >= 0.97 * pick.hypervolume(world.latency_s, world.energy_j, corner)
+    picked = pick_point(analysis, goal)
+    chosen = world.rows[picked.best.point.key]
     assert world.latency_s[chosen] <= 0.016
     assert world.energy_j[chosen] <= 1.03 * world.energy_j[world.latency_s <= 0.016].min()
-    assert pick.close > 0.5
-    assert len(pick.runners_up) == 3
+    assert picked.close > 0.5
+    assert len(picked.runners_up) == 3
 
 
 def test_the_anchor_budget_and_order_are_kept() -> None:

@@ -11,10 +11,9 @@ from device_agent.clocks.power_mode import Mode, parse_configuration
 from device_agent.protocol import OperatingPoint
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.sweep.export import chosen
 from farm.sweep.export import chosen as export
-from farm.sweep.export import nvpmodel
-from farm.sweep.export.chosen import Chosen
-from farm.sweep.export.nvpmodel import export_nvpmodel
+from farm.sweep.export.chosen import Chosen, export_nvpmodel
 from farm.virtual.power_modes import render_configuration
 from tests.unit import sweep_documents
 from tests.unit.sweep_documents import chosen_point
@@ -61,8 +60,8 @@ def test_stanza_of_a_power_mode_takes_over_its_limits() -> None:
     """What a point leaves to its power mode is written as that mode has it, gated units too."""
     kind = require_board_type("jetson-agx-xavier")
     chosen = chosen_point(kind.name, {"carmel0": (1_190_400_000, 2, False)}, power_mode="10W", gpu_freq_hz=318_750_000)
-    text = export_nvpmodel(chosen, kind, mode_id=20)
-    assert "< POWER_MODEL ID=20 NAME=FARM_SWEEP_3 >" in text
+    text = export_nvpmodel(chosen, kind)
+    assert "< POWER_MODEL ID=8 NAME=FARM_SWEEP_3 >" in text
     assert "TPC_POWER_GATING TPC_PG_MASK 5\n" in text
     assert "CPU_DENVER_0 MIN_FREQ 1190400\nCPU_DENVER_0 MAX_FREQ 1200000\n" in text
     assert "GPU MAX_FREQ 318750000\n" in text
@@ -95,15 +94,10 @@ def test_what_nvpmodel_cannot_say_is_refused(board_type: str, point: dict[str, A
         export_nvpmodel(chosen_point(board_type, **point), require_board_type(board_type))
 
 
-def test_what_a_stanza_or_script_may_not_say_is_refused() -> None:
-    """A stanza never takes the ID of a mode that boards are shipped with. A cluster that the type does not know is
-    refused, since its CPUs are unknown.
-    """
-    kind = require_board_type("jetson-nano")
-    with pytest.raises(UsageError, match="MAXN"):
-        export_nvpmodel(chosen_point(kind.name, cpu_freq_hz={"a57": 102_000_000}), kind, mode_id=0)
+def test_what_a_script_may_not_say_is_refused() -> None:
+    """A cluster that the type does not know is refused, since its CPUs are unknown."""
     with pytest.raises(UsageError, match="big"):
-        nvpmodel.export_script(
+        chosen.export_script(
             chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")
         )
 
@@ -119,19 +113,18 @@ def test_only_what_was_measured_is_exported() -> None:
     tuned["rows"][0] |= {"throttled": True, "invalid": "throttled: too warm"}
     with pytest.raises(UsageError, match="too warm"):
         export.choose_point(document, tuned, key="a57=102MHz")
-    with pytest.raises(UsageError, match="no pick 9"):
-        export.choose_point(document, tuned, rank=9)
     tuned |= {"pick": None, "no_pick": "no point keeps 1 ms"}
     with pytest.raises(UsageError, match="no point keeps 1 ms"):
         export.choose_point(document, tuned)
 
 
 def test_the_point_that_is_exported_is_chosen_and_whole() -> None:
-    """Rank 1 is the pick, rank 2 the first runner-up. The exported point is the protocol's, and null stays null."""
+    """The pick unless another is named. The exported point is the protocol's, and null stays null."""
     document = sweep_documents.nano()
     tuned = document["series"][1]
     assert export.choose_point(document, tuned).is_pick
-    assert export.choose_point(document, tuned, rank=2).row["key"] == tuned["pick"]["runners_up"][0]["key"]
+    runner_up = tuned["pick"]["runners_up"][0]["key"]
+    assert export.choose_point(document, tuned, runner_up).row["key"] == runner_up
     kind = require_board_type("jetson-nano")
     chosen = chosen_point(kind.name, cpu_freq_hz={"a57": 921_600_000})
     content = json.loads(export.export_json(chosen, kind))

@@ -12,7 +12,7 @@ from farm.points.grid import GridRequest, plan_grid
 from farm.points.values import Estimate, Grid
 from farm.sweep.fit.drift import MAX_DRIFT, estimate_drift
 from farm.sweep.fit.model import Data, fit_latency, fit_power
-from farm.sweep.fit.pareto import FrontCandidate, find_front, front_rows, hypervolume, improvements, reference_point
+from farm.sweep.fit.pick import FrontCandidate, find_front, front_rows, hypervolume, improvements, reference_point
 from farm.sweep.fit.terms import Knee, build_terms
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))

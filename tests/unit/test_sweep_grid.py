@@ -98,16 +98,10 @@ def test_points_that_come_to_the_same_are_merged() -> None:
     assert merge_reached(grid, low, OperatingPoint(memory_freq_hz=408 * MHZ)) is grid
 
 
-def test_a_memory_floor_merges_what_it_raises() -> None:
-    """Where the CPU's clock drags the memory along, lower memory clocks are the same point; the honest one is kept."""
-    coupling = Coupling(FLOORS, floor_beats_hold=True)
+def test_a_memory_floor_leaves_pinned_memory_clocks_to_the_board() -> None:
+    """Whether the CPU's clock drags a pinned memory clock along shows only there, so all points stay."""
     request = GridRequest({"a57": (960 * MHZ, 2035 * MHZ)}, memory_freqs_hz=ALL)
-    grid = plan_grid(TX2, request, coupling)
-    fast = [point for point in grid.points if point.point.cpu_freq_hz["a57"] == 2035 * MHZ]
-    assert [point.point.memory_freq_hz for point in fast] == [1866 * MHZ]
-    assert len(grid) == 3 + 1
-    assert "raises the memory clock to 1866 MHz" in grid.merged[0].reason
-    assert len(plan_grid(TX2, request, dataclasses.replace(coupling, floor_beats_hold=False))) == 6
+    assert len(plan_grid(TX2, request, Coupling(FLOORS))) == 6
 
 
 def test_power_modes_that_leave_nothing_open_are_merged() -> None:

@@ -84,14 +84,8 @@ def test_runs_fill_a_part_of_the_window_or_all_of_it() -> None:
     assert visits.plan_visit(Window(5.0), 0.01, 4, 1).energy is None
 
 
-def test_a_start_and_a_latency_are_expected() -> None:
-    """15 K above idle; a hot room moves that up; without a zone there is no condition. Half the clock, or half the
-    cores, at most double the time; the best of several guesses counts.
-    """
-    assert visits.plan_start_c(None, 23.0) is None
-    assert visits.plan_start_c(35.0, None) == 50.0
-    assert visits.plan_start_c(35.0, 23.0) == 50.0
-    assert visits.plan_start_c(35.0, 40.0) == 65.0
+def test_a_latency_is_expected() -> None:
+    """Half the clock, or half the cores, at most double the time; the best of several guesses counts."""
     known = [(point(1000), 1.0), (point(250), 3.0)]
     assert visits.guess_latency_s(known, point(500)) == 2.0
     assert visits.guess_latency_s(known, point(125)) == 6.0

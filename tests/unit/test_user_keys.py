@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.connectivity.addresses import to_ssh_address
-from farm.connectivity.user_keys import load_user_keys
+from farm.connectivity.host_keys import load_user_keys
+from farm.connectivity.ssh_config import to_ssh_address
 from farm.errors import UsageError
 from farm.inventory.fleet_addresses import parse_user
 from farm.inventory.fleet_document import Variables

@@ -23,11 +23,11 @@ from farm.artifacts import artifact_folder
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
-from farm.store.trial_rows import TrialOutcome
+from farm.store.campaign_rows import TrialOutcome
 from farm.types import campaigns, documents, states
 from farm.values import Virtual
+from farm.web import access, charts, now, orders, pages, work_pages
 from farm.web import app as web_app
-from farm.web import charts, now, orders, pages, tokens, work_pages
 from farm.web.access import Access, read_token
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.series import Course, Gauges, GoldenRuns, Reading, Stretches, read_outcome
@@ -417,13 +417,13 @@ def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient
     """A reader changes nothing, a user campaigns of the same name, an operator all; changes name their person."""
     owner = web_store.OWNER.partition("@")[0]
     people = {
-        "rita": tokens.Role.READER,
-        "ulf": tokens.Role.USER,
-        owner: tokens.Role.USER,
-        "olga": tokens.Role.OPERATOR,
+        "rita": access.Role.READER,
+        "ulf": access.Role.USER,
+        owner: access.Role.USER,
+        "olga": access.Role.OPERATOR,
     }
     headers = {
-        name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in people.items()
+        name: {"authorization": f"Bearer {access.add(home, name, role, 'test')}"} for name, role in people.items()
     }
     campaign, drain = f"/api/v1/campaigns/{web_store.CAMPAIGN}", "/api/v1/boards/nano-03/drain"
 
@@ -441,7 +441,7 @@ def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient
         changes = store.events.fetch_changes(3)
         assert [change.kind for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
         assert [change.by.partition("@")[0] for change in changes] == ["olga", "olga", owner]
-        assert store.events.fetch_changes(9, by=owner)[0].subject == web_store.CAMPAIGN
+        assert changes[-1].subject == web_store.CAMPAIGN
     client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers["olga"])
 
 
@@ -450,8 +450,8 @@ def test_people_reserve_boards_and_end_what_is_theirs(
 ) -> None:
     """A user reserves a free board and ends that; another user does not, an operator does; a reader reserves none."""
     monkeypatch.setattr(orders, "_WAIT_S", 0.0)
-    roles = {"rob": tokens.Role.READER, "una": tokens.Role.USER, "udo": tokens.Role.USER, "otto": tokens.Role.OPERATOR}
-    keys = {name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in roles.items()}
+    roles = {"rob": access.Role.READER, "una": access.Role.USER, "udo": access.Role.USER, "otto": access.Role.OPERATOR}
+    keys = {name: {"authorization": f"Bearer {access.add(home, name, role, 'test')}"} for name, role in roles.items()}
     with Store(home / "farm.db") as store:
         rows = store.boards.fetch()
     free, busy = (next(row.name for row in rows if is_leased == bool(row.lease)) for is_leased in (False, True))
@@ -481,7 +481,7 @@ def test_people_reserve_boards_and_end_what_is_theirs(
 def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestClient) -> None:
     """Its cookie is the person's and of the role; another token of the name ends it, and so does removing the name."""
     who = web_store.OWNER.partition("@")[0]
-    token, site = tokens.add(home, who, tokens.Role.USER, "test"), {"origin": "http://localhost"}
+    token, site = access.add(home, who, access.Role.USER, "test"), {"origin": "http://localhost"}
     order = {"order": "drain", "reason": ""}
 
     def sign_in(token: str) -> int:
@@ -497,12 +497,12 @@ def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestCli
         ).status_code
         == 303
     )
-    tokens.add(home, who, tokens.Role.OPERATOR, "test")
+    access.add(home, who, access.Role.OPERATOR, "test")
     assert client.post(f"/campaigns/{web_store.CAMPAIGN}/orders", data=budget, headers=site).status_code == 401
     assert sign_in(token) == 401
-    tokens.remove(home, who)
-    assert who not in (home / tokens.FILE).read_text()
-    assert (home / tokens.FILE).stat().st_mode & 0o077 == 0
+    access.remove(home, who)
+    assert who not in (home / access.FILE).read_text()
+    assert (home / access.FILE).stat().st_mode & 0o077 == 0
     client.cookies.clear()
 
 

@@ -1,7 +1,7 @@
 """The boards that campaigns work on and their calls: measurements, programs, reference kernels.
 
 Nothing here waits: the engine polls. `board_keeping` decides which boards are held, `engine_board` is one board,
-`farm.crew.blame` decides who is to blame.
+`farm.crew.site` decides who is to blame.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
-from farm.crew.blame import Blame
 from farm.crew.health import Kind
 from farm.crew.held_board import Address, Ended, HeldBoard, Job, Request, opening
 from farm.crew.leased_board import LeasedBoard
+from farm.crew.site import Blame
 from farm.errors import InternalError
 from farm.store import Store
 from farm.types.documents import BoardInfo

@@ -28,7 +28,7 @@ from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.campaign_rows import ENDED_BY_FAULT
-from farm.store.engines import name_engine
+from farm.store.routes import name_engine
 from farm.types.states import CampaignState
 
 Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]

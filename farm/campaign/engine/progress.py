@@ -21,8 +21,8 @@ from farm.inventory.board_types import load_board_types
 from farm.search.tuners.decisions import ForeignTrial, SearchTask, Traits, derive_traits
 from farm.selection.tie import LOOKS
 from farm.store import Store
+from farm.store.campaign_rows import CandidateKey
 from farm.store.totals import CountedTrial
-from farm.store.trial_rows import CandidateKey
 from farm.types.campaigns import Budget, FleetCampaign, Order
 from farm.types.states import CampaignState
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, Workload, operator_kind

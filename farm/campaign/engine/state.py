@@ -17,7 +17,7 @@ from farm.processes.home_process import HomeProcess
 from farm.processes.machine import process_identity
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.store.engines import ENGINE_TTL_S
+from farm.store.routes import ENGINE_TTL_S
 
 # Two may fail before others take the engine for gone.
 _BEATS_PER_TTL = 3

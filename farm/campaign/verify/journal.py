@@ -9,7 +9,7 @@ from typing import Any
 from device_agent.protocol import Outcome
 from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
-from farm.store.trial_rows import KnownCandidate
+from farm.store.campaign_rows import KnownCandidate
 from farm.types.campaigns import Order
 from farm.values import WINNER_TRIAL, Record, Trial
 

@@ -21,7 +21,7 @@ from farm.search.families import rule
 from farm.selection.decision import Decision
 from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
-from farm.store.trial_rows import KnownCandidate
+from farm.store.campaign_rows import KnownCandidate
 from farm.types.campaigns import Order
 from farm.values import UNTUNED, Record, Workload
 

@@ -13,12 +13,11 @@ from typing import Any
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
-from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
+from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
-from farm.sweep.fit.pareto import FrontCandidate, find_front
-from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
+from farm.sweep.fit.pick import FrontCandidate, Pick, PickedPoint, find_front, pick_point
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, PlannerSettings, find_void
 from farm.types import documents
 
@@ -142,6 +141,7 @@ def _make_row(
     seen = found.visits if found else tuple(own)
     spoilt = own[-1].invalid if own and not found else ""
     energy = shown.energy if shown else None
+    rails = dict.fromkeys(rail for visit in seen for rail in visit.rail_power_w) if found else {}
     p95_s = found.latency_p95_s if found else None
     if found and p95_s:  # scaled to the joined median
         p95_s *= combined[point.key].latency.value / found.latency.value
@@ -154,7 +154,7 @@ def _make_row(
         "latency_s": stored.estimate_to_dict(shown.latency) if shown else None,
         "latency_p95_s": p95_s,
         "power_w": stored.estimate_to_dict(shown.power) if shown else None,
-        "rail_power_w": _mean_rails(seen) if found else {},
+        "rail_power_w": {r: statistics.fmean(v.rail_power_w[r] for v in seen if r in v.rail_power_w) for r in rails},
         "energy_j": stored.estimate_to_dict(energy),
         "energy_above_idle_j": stored.estimate_to_dict(_mean([v.energy_above_idle for v in seen])) if found else None,
         "temperature_c": max((v.temperature_c for v in seen if v.temperature_c is not None), default=None),
@@ -174,11 +174,6 @@ def _describe_visits(found: MeasuredPoint | None) -> dict[str, Any] | None:
         return None
     known = {"latency_s": found.latency, "power_w": found.power, "energy_j": found.energy}
     return {name: stored.estimate_to_dict(estimate) for name, estimate in known.items()}
-
-
-def _mean_rails(visits: Sequence[PointMeasurement]) -> dict[str, float]:
-    rails = dict.fromkeys(rail for visit in visits for rail in visit.rail_power_w)
-    return {rail: statistics.fmean(v.rail_power_w[rail] for v in visits if rail in v.rail_power_w) for rail in rails}
 
 
 def _mean(estimates: Sequence[Estimate | None]) -> Estimate | None:
@@ -272,27 +267,19 @@ def _find_better(
         if point.key in analysis.measured or point.key in excluded:
             continue
         expected = analysis.predict(row)
-        if expected is None or not _may_keep(goal, expected.latency, expected.power):
+        if expected is None or (goal.deadline_s is not None and expected.latency.value > goal.deadline_s):
             continue
         power, energy = expected.power, expected.energy
+        if goal.max_power_w is not None and (power is None or power.value > goal.max_power_w):
+            continue
         value = goal.objective.of(
             expected.latency.value, power.value if power else None, energy.value if energy else None
         )
         if value < bound:
-            found.append((float(value), point))
-    return [_describe_prediction(goal, value, bound, point) for value, point in sorted(found, key=lambda f: f[0])[:3]]
-
-
-def _may_keep(goal: Goal, latency: Estimate, power: Estimate | None) -> bool:
-    if goal.deadline_s is not None and latency.value > goal.deadline_s:
-        return False
-    return goal.max_power_w is None or (power is not None and power.value <= goal.max_power_w)
-
-
-def _describe_prediction(goal: Goal, value: float, bound: float, point: GridPoint) -> dict[str, Any]:
-    gain = f", {1 - value / bound:.1%} less than the pick" if bound < float("inf") else ", which would keep the limits"
-    text = f"{point.key} is predicted to have a better {goal.objective}{gain}; not measured"
-    return {"key": point.key, "text": text}
+            gain = f"{1 - value / bound:.1%} less than the pick" if picked.best else "which would keep the limits"
+            text = f"{point.key} is predicted to have a better {goal.objective}, {gain}; not measured"
+            found.append((float(value), {"key": point.key, "text": text}))
+    return [described for _, described in sorted(found, key=lambda each: each[0])[:3]]
 
 
 def _note_boards(series: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -128,16 +128,15 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
     for key, indices in by_key.items():
         measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
     model = None
-    if len(measured) <= MAX_FITTED or len(measured) < len(grid):
-        model = fit_measured(grid, terms, _choose_fitted(measured), by_power) if len(measured) >= MIN_POINTS else None
-    return Analysis(grid, measured, drift, model, _find_per_call(list(measured.values())))
-
-
-def _choose_fitted(measured: Mapping[str, MeasuredPoint]) -> dict[str, MeasuredPoint]:
-    """Return at most `MAX_FITTED` points, evenly in the order of measurement, which is spread out."""
-    chosen = np.linspace(0, len(measured) - 1, min(len(measured), MAX_FITTED)).round().astype(int)
-    items = list(measured.items())
-    return dict(items[index] for index in chosen)
+    if len(measured) >= MIN_POINTS and (len(measured) <= MAX_FITTED or len(measured) < len(grid)):
+        # Evenly in the order of measurement, which is spread out.
+        chosen = np.linspace(0, len(measured) - 1, min(len(measured), MAX_FITTED)).round().astype(int)
+        items = list(measured.items())
+        model = fit_measured(grid, terms, dict(items[index] for index in chosen), by_power)
+    # The median: one spoilt latency must not change every energy.
+    points = measured.values()
+    ratios = [p.energy.value / (p.latency.value * p.power.value) for p in points if p.energy and p.power]
+    return Analysis(grid, measured, drift, model, float(np.median(ratios)) if ratios else 1.0)
 
 
 def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:
@@ -151,12 +150,6 @@ def _choose_valid(grid: Grid, visits: Sequence[PointMeasurement]) -> tuple[list[
     keys = {point.key for point in grid.points}
     valid = [visit for visit in visits if visit.is_valid and visit.key in keys]
     return valid, bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
-
-
-def _find_per_call(points: Sequence[MeasuredPoint]) -> float:
-    """See `Analysis`; the median, since one spoilt latency must not change every energy."""
-    ratios = [p.energy.value / (p.latency.value * p.power.value) for p in points if p.energy and p.power]
-    return float(np.median(ratios)) if ratios else 1.0
 
 
 def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> ClockModel:
@@ -173,53 +166,45 @@ def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint]
 
 @dataclasses.dataclass(frozen=True)
 class _Shift:
-    """What to subtract from one visit's logarithms, and the variances to add: of the visit, and of the drift."""
+    """To subtract from one visit's logarithm; the variances to add: of the visit, and of the drift. See `Drift`."""
 
-    latency: float
-    power: float
-    latency_variance: float
-    power_variance: float
-    latency_drift: float
-    power_drift: float
-    latency_tail: float
-    power_tail: float
-    power_believed: float
+    log: float
+    variance: float
+    drift: float = 0.0
+    tail: float = 1.0
+    believed: float = 1.0
+
+    @classmethod
+    def of(cls, drift: Drift | None, place: int, offset: float, between: float) -> _Shift:
+        if drift is None:
+            return cls(offset, between)
+        variance, moved = drift.visit_sd**2 + between, float(drift.sd[place] ** 2)
+        return cls(drift.shift[place] + offset, variance, moved, drift.tail, drift.believed)
 
 
 def _correct(
     valid: Sequence[PointMeasurement], anchor: str, by_power: bool
-) -> tuple[dict[str, BoardDrift], list[_Shift]]:
+) -> tuple[dict[str, BoardDrift], list[tuple[_Shift, _Shift]]]:
+    """Return each board's drift, and the shifts of each visit's latency and power."""
     boards = list(dict.fromkeys(visit.board for visit in valid))
     drift: dict[str, BoardDrift] = {}
-    shifts: dict[int, _Shift] = {}
+    shifts: dict[int, tuple[_Shift, _Shift]] = {}
     levels: list[tuple[float, float]] = []
     for board in boards:
         indices = [index for index, visit in enumerate(valid) if visit.board == board]
         own = [valid[index] for index in indices]
         anchors = [visit for visit in own if visit.key == anchor]
-        latency = _estimate([visit.latency for visit in anchors], anchors, own)
-        watts = [v.power for v in anchors if v.power]
+        times, watts = [visit.latency for visit in anchors], [visit.power for visit in anchors if visit.power]
+        latency = _estimate(times, anchors, own)
         power = _estimate(watts, anchors, own, drifts.BOUND) if by_power else None
-        level = (
-            _level([visit.latency for visit in anchors], anchors, own, latency),
-            _level([v.power for v in anchors if v.power], anchors, own, power) if power else 0.0,
-        )
+        level = (_level(times, anchors, own, latency), _level(watts, anchors, own, power) if power else 0.0)
         levels.append(level)
         offset = (level[0] - levels[0][0], level[1] - levels[0][1])
         between = BOARD_SD**2 if board != boards[0] else 0.0
         drift[board] = BoardDrift(latency, power, float(np.expm1(offset[0])))
         for place, index in enumerate(indices):
-            shifts[index] = _Shift(
-                latency.shift[place] + offset[0],
-                (power.shift[place] if power else 0.0) + offset[1],
-                latency.visit_sd**2 + between,
-                (power.visit_sd**2 if power else 0.0) + between,
-                float(latency.sd[place] ** 2),
-                float(power.sd[place] ** 2) if power else 0.0,
-                latency.tail,
-                power.tail if power else 1.0,
-                power.believed if power else 1.0,
-            )
+            both = (_Shift.of(latency, place, offset[0], between), _Shift.of(power, place, offset[1], between))
+            shifts[index] = both
     return drift, [shifts[index] for index in range(len(valid))]
 
 
@@ -248,54 +233,31 @@ def _level(
     return float(np.mean([estimate.log - drift.shift[at] for estimate, at in zip(estimates, places, strict=True)]))
 
 
-def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shift], by_power: bool) -> MeasuredPoint:
-    drift = float(np.mean([shift.latency_drift for shift in shifts]))
-    power_drift = float(np.mean([shift.power_drift for shift in shifts]))
-    tail = float(np.mean([shift.latency_tail for shift in shifts]))
-    power_tail = float(np.mean([shift.power_tail for shift in shifts]))
-    latency, own_latency = _mean(
-        [v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts], drift, tail
-    )
+def _combine(
+    key: str, visits: Sequence[PointMeasurement], shifts: Sequence[tuple[_Shift, _Shift]], by_power: bool
+) -> MeasuredPoint:
+    latency, own_latency = _mean([visit.latency for visit in visits], [shift for shift, _ in shifts])
     power = energy = None
     own_power = 0.0
     if by_power:
-        power, own_power = _mean(
-            [visit.power for visit in visits if visit.power],
-            [shift.power for shift in shifts],
-            [shift.power_variance for shift in shifts],
-            power_drift,
-            power_tail,
-            [shift.power_believed for shift in shifts],
-        )
-        energy, _ = _mean(
-            [visit.energy for visit in visits if visit.energy],
-            [shift.latency + shift.power for shift in shifts],
-            [shift.latency_variance + shift.power_variance for shift in shifts],
-            drift + power_drift,
-            (tail + power_tail) / 2,
-            [shift.power_believed for shift in shifts],
-        )
-    tails = [v.latency_p95_s * np.exp(-s.latency) for v, s in zip(visits, shifts, strict=True) if v.latency_p95_s]
+        power, own_power = _mean([visit.power for visit in visits if visit.power], [shift for _, shift in shifts])
+        both = [
+            _Shift(a.log + b.log, a.variance + b.variance, a.drift + b.drift, (a.tail + b.tail) / 2, b.believed)
+            for a, b in shifts
+        ]
+        energy, _ = _mean([visit.energy for visit in visits if visit.energy], both)
+    tails = [v.latency_p95_s * np.exp(-s.log) for v, (s, _) in zip(visits, shifts, strict=True) if v.latency_p95_s]
     p95_s = float(np.mean(tails)) if tails else None
     return MeasuredPoint(key, latency, power, energy, p95_s, tuple(visits), (own_latency, own_power))
 
 
-def _mean(
-    estimates: Sequence[Estimate],
-    shifts: Sequence[float],
-    added: Sequence[float],
-    shared: float,
-    tail: float,
-    believed: Sequence[float] | None = None,
-) -> tuple[Estimate, float]:
-    """Return visits weighted by precision, and the sd without `shared`, a variance that repeating does not reduce.
-
-    `believed` is the valid share of each visit's own interval, `tail` see `Drift`.
-    """
-    shares = believed or [1.0] * len(estimates)
-    parts = zip(estimates, added, shares, strict=True)
-    variances = np.array([(share * estimate.log_sd) ** 2 + extra for estimate, extra, share in parts])
-    logs = np.array([estimate.log - shift for estimate, shift in zip(estimates, shifts, strict=True)])
+def _mean(estimates: Sequence[Estimate], shifts: Sequence[_Shift]) -> tuple[Estimate, float]:
+    """Return visits weighted by precision, and the sd without the drift's, which repeating does not reduce."""
+    pairs = list(zip(estimates, shifts, strict=True))
+    variances = np.array([(shift.believed * estimate.log_sd) ** 2 + shift.variance for estimate, shift in pairs])
+    logs = np.array([estimate.log - shift.log for estimate, shift in pairs])
+    shared = float(np.mean([shift.drift for shift in shifts]))
+    tail = float(np.mean([shift.tail for shift in shifts]))
     weights = 1 / np.maximum(variances, 1e-12)
     own = float(1 / weights.sum())
     sd = tail * float(np.sqrt(own + shared))

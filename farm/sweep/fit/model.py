@@ -35,6 +35,16 @@ _LEAST_INFLATION = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
+class Data:
+    """Measurements of one quantity: grid rows, logarithms, their own standard deviations, and a shared one."""
+
+    rows: tuple[int, ...]
+    logs: Floats
+    sds: Floats
+    shared_sd: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Fit:
     """A parametric fit: its logarithm over the grid, and its terms as shares of it there."""
 
@@ -60,21 +70,16 @@ class Posterior:
     def __init__(
         self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, shared_sd: float
     ) -> None:
-        self._shared_sd = shared_sd
         self._answers = answers
         self._weights = weights
         self._place = place
         self._rows = rows
-        self.mean, self.sd = self._mix()
-
-    def _mix(self) -> tuple[Floats, Floats]:
-        parts = [self._predict(answer, np.arange(self._place.shape[0])) for answer in self._answers]
+        parts = [self._predict(answer, np.arange(place.shape[0])) for answer in answers]
         means = np.stack([mean for mean, _ in parts])
         variances = np.stack([variance for _, variance in parts])
-        weights = self._weights[:, None]
-        mean = (weights * means).sum(axis=0)
-        variance = (weights * (variances + (means - mean) ** 2)).sum(axis=0)
-        return mean, np.sqrt(variance + self._shared_sd**2)
+        self.mean: Floats = (weights[:, None] * means).sum(axis=0)
+        variance = (weights[:, None] * (variances + (means - self.mean) ** 2)).sum(axis=0)
+        self.sd: Floats = np.sqrt(variance + shared_sd**2)
 
     def _predict(self, answer: _Answer, at: Indices) -> tuple[Floats, Floats]:
         cross = _covariance(answer, self._place, self._rows, at)
@@ -99,16 +104,14 @@ class Posterior:
         return np.concatenate(draws)
 
 
-def condition(
-    fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Floats, sds: Floats, shared_sd: float
-) -> Posterior:
-    """Condition the whole grid on measurements `logs` with standard deviations `sds` at the grid's `rows`.
+def condition(fits: Sequence[Fit], place: Floats, data: Data) -> Posterior:
+    """Condition the whole grid on measurements.
 
-    `shared_sd` is an error that all measurements have in common: it widens every interval, and no comparison.
+    Their `shared_sd` is an error that all have in common: it widens every interval, and no comparison.
     """
-    index = np.asarray(rows, dtype=np.int64)
+    index = np.asarray(data.rows, dtype=np.int64)
     shapes = [_shape(place[index], place[index], length) for length in _LENGTHS]
-    noise = np.diag(sds**2 + 1e-12)
+    noise = np.diag(data.sds**2 + 1e-12)
     tried = [(fit, amplitude, length) for fit in fits for length in _LENGTHS for amplitude in _AMPLITUDES]
     covariances, residuals, priors = [], [], []
     for fit in fits:
@@ -116,7 +119,7 @@ def condition(
         for shape in shapes:
             for amplitude, prior in zip(_AMPLITUDES, _AMPLITUDE_PRIOR, strict=True):
                 covariances.append(basis + amplitude**2 * shape)
-                residuals.append(logs - fit.log_mean[index])
+                residuals.append(data.logs - fit.log_mean[index])
                 priors.append(prior)
     factors = np.linalg.cholesky(np.stack(covariances))
     halves = np.linalg.solve(factors, np.stack(residuals)[..., None])[..., 0]
@@ -128,7 +131,7 @@ def condition(
     kept = weights[order] / weights[order].sum()
     roots = np.linalg.inv(factors[order])
     answers = [_settle(*tried[i], root, halves[i]) for i, root in zip(order, roots, strict=True)]
-    return Posterior(answers, kept, place, index, shared_sd)
+    return Posterior(answers, kept, place, index, data.shared_sd)
 
 
 def _settle(fit: Fit, amplitude: float, length: float, root: Floats, half: Floats) -> _Answer:
@@ -174,16 +177,6 @@ _ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
-    """Measurements of one quantity: grid rows, logarithms, their own standard deviations, and a shared one."""
-
-    rows: tuple[int, ...]
-    logs: Floats
-    sds: Floats
-    shared_sd: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class ClockModel:
     """The posterior of every grid point. `power` is None without a sensor."""
 
@@ -201,7 +194,7 @@ def fit_latency(terms: Terms, data: Data) -> Posterior:
     """Fit every way of overlapping; the data weigh them."""
     basis = latency_terms(terms)
     ways = [(norm, alone) for norm in _NORMS for alone in (_ALONE if norm > 1 else _ALONE[:1])]
-    return condition([_fit_norm(basis, data, *way) for way in ways], terms.place, *_unpack(data))
+    return condition([_fit_norm(basis, data, *way) for way in ways], terms.place, data)
 
 
 def _fit_norm(basis: Floats, data: Data, norm: float, alone: float) -> Fit:
@@ -241,7 +234,7 @@ def fit_power(terms: Terms, data: Data, latency: Floats) -> Posterior:
                 tried = [[*knees[:index], choice, *knees[index + 1 :]] for choice in choices]
                 knees = min(tried, key=score)
     near = sorted(scores, key=lambda tried: scores[tried])[:_KEPT] or [tuple(knees)]
-    return condition([_fit_knees(terms, tried, latency, data) for tried in near], terms.place, *_unpack(data))
+    return condition([_fit_knees(terms, tried, latency, data) for tried in near], terms.place, data)
 
 
 def _fit_knees(terms: Terms, knees: Sequence[Knee], latency: Floats, data: Data) -> Fit:
@@ -288,7 +281,3 @@ def _misfit(columns: Floats, data: Data) -> float:
     scale = np.maximum(data.sds, 0.003)
     _, rest = scipy.optimize.nnls(columns / (np.exp(data.logs) * scale)[:, None], 1 / scale)
     return float(rest)
-
-
-def _unpack(data: Data) -> tuple[tuple[int, ...], Floats, Floats, float]:
-    return data.rows, data.logs, data.sds, data.shared_sd

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from farm.points.values import Goal
-from farm.sweep.fit import pareto
+from farm.sweep.fit import pick
 from farm.sweep.fit.analysis import Analysis
 from farm.sweep.fit.terms import Floats, Indices
 
@@ -73,9 +73,9 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     power = np.exp(model.power.draw(rows, _DRAWS, rng)) if model.power else np.ones_like(latency)
     drawn = _Values(latency, power)
     expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
-    front, share = _weigh_front(drawn, known, pareto.reference_point(expected.latency, expected.energy))
-    pick, gain = _weigh_pick(goal, drawn, known, p95)
-    scores = front / wants[0] + pick / wants[1]
+    front, share = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
+    picks, gain = _weigh_pick(goal, drawn, known, p95)
+    scores = front / wants[0] + picks / wants[1]
     return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain)
 
 
@@ -108,10 +108,10 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indic
     power_mean = model.power.mean[left] if model.power else 0.0
     latency = np.exp(model.latency.mean[left] - _HOPE * model.latency.sd[left])
     hoped = _Values(latency, np.exp(power_mean - _HOPE * power_sd) * np.ones_like(latency))
-    reference = pareto.reference_point(
+    reference = pick.reference_point(
         np.concatenate([known.latency, hoped.latency]), np.concatenate([known.energy, hoped.energy])
     )
-    worth = pareto.improvements(hoped.latency, hoped.energy, known.latency, known.energy, reference)
+    worth = pick.improvements(hoped.latency, hoped.energy, known.latency, known.energy, reference)
     objective = goal.objective.of(hoped.latency, hoped.power, hoped.energy)
     objective = np.where(_meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / latency.max())
     half = _CONTENDERS // 2
@@ -121,13 +121,13 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indic
 
 def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
     """Return each point's expected gain, and the measured points' share, of the front's hypervolume."""
-    now = pareto.hypervolume(known.latency, known.energy, reference)
+    now = pick.hypervolume(known.latency, known.energy, reference)
     gains, shares = np.zeros(drawn.latency.shape[1]), []
     for latency, energy in zip(drawn.latency, drawn.energy, strict=True):
-        whole = pareto.hypervolume(
+        whole = pick.hypervolume(
             np.concatenate([known.latency, latency]), np.concatenate([known.energy, energy]), reference
         )
-        gains += pareto.improvements(latency, energy, known.latency, known.energy, reference) / max(whole, 1e-300)
+        gains += pick.improvements(latency, energy, known.latency, known.energy, reference) / max(whole, 1e-300)
         shares.append(now / whole if whole else 1.0)
     return gains / len(shares), float(np.mean(shares))
 

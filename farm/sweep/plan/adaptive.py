@@ -111,7 +111,9 @@ class Planner:
             return PlannedStep(Step.MEASURE, f"again: {own[-1].invalid}", own[-1].key)
         if len(self.grid) == 1:
             return self._stop("the grid has one point") if own else PlannedStep(Step.MEASURE, "the only point", anchor)
-        since = self._since_anchor(own, anchor)
+        # The visits since the anchor's last valid one.
+        places = [index for index, visit in enumerate(own) if visit.key == anchor and visit.is_valid]
+        since = len(own) - 1 - places[-1] if places else None
         if since is None:
             return PlannedStep(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
         # Only the anchor shows drift: it is checked there, and of many visits only at intervals.
@@ -195,11 +197,6 @@ class Planner:
 
     def _stop(self, reason: str) -> PlannedStep:
         return PlannedStep(Step.STOP, reason)
-
-    def _since_anchor(self, visits: Sequence[PointMeasurement], anchor: str) -> int | None:
-        """Count the visits since the anchor's last valid one; None before the first."""
-        places = [index for index, visit in enumerate(visits) if visit.key == anchor and visit.is_valid]
-        return len(visits) - 1 - places[-1] if places else None
 
     def _spread_out(self) -> tuple[str, ...]:
         """Order all points for an exhaustive sweep; the first ones also start an adaptive one.

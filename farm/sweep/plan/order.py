@@ -26,15 +26,15 @@ from farm.types.documents import BoardInfo
 
 MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
-TUNED, COMPILED = "tuned", "compiled"
+COMPILED = "compiled"
+_NO_SENSOR = "this board has no power sensor: latency only, energy is not known"
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepOrder:
     """One sweep as ordered. Clocks as typed; empty: not varied.
 
-    `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
-    `ambient_c` is the temperature of the room. `device` is the boards' processor or GPU.
+    `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `device` is the boards' processor or GPU.
     """
 
     model: str
@@ -47,8 +47,6 @@ class SweepOrder:
     mem_freqs: str = ""
     power_modes: str = ""
     window_s: float = 5.0
-    repeat: int = 1
-    ambient_c: float | None = None
     exhaustive: bool = False
     budget_points: int | None = None
     seed: int = 0
@@ -57,20 +55,18 @@ class SweepOrder:
     def __post_init__(self) -> None:
         if not MIN_WINDOW_S <= self.window_s <= MAX_WINDOW_S:
             raise UsageError(f"--window must be {MIN_WINDOW_S:g} s to {MAX_WINDOW_S:g} s, not {self.window_s:g} s")
-        if not 1 <= self.repeat <= 100:
-            raise UsageError(f"--repeat must be 1 to 100, not {self.repeat}")
         if self.budget_points is not None and self.budget_points < 1:
             raise UsageError(f"--budget-points must be at least 1, not {self.budget_points}")
         if self.exhaustive and self.budget_points is not None:
             raise UsageError("--exhaustive and --budget-points contradict each other", "Give one of them.")
-        if self.ambient_c is not None and not -60 <= self.ambient_c <= 100:
-            raise UsageError(f"--ambient {self.ambient_c:g}C is no temperature of a room")
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> SweepOrder:
         """Read an order that `dataclasses.asdict` wrote."""
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
-        return cls(**{**document, **lists})
+        # Older sweeps have options that went since.
+        kept = {name: value for name, value in document.items() if name not in ("repeat", "ambient_c")}
+        return cls(**kept | lists)
 
     @property
     def series(self) -> tuple[tuple[str, int], ...]:
@@ -112,16 +108,16 @@ def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[G
     has_tables = any(cluster.available_hz for cluster in clocks.clusters)
     others = order.gpu_freqs or order.mem_freqs or order.power_modes
     if not has_tables and not order.names_values and not others:
-        return default_grid(clocks, coupling), [
-            "this board has no CPU clocks that can be held: it is measured as it is"
-        ]
+        note = "this board has no CPU clocks that can be held: it is measured as it is"
+        return plan_grid(clocks, GridRequest(), coupling), [note]
     cpu = _read_cpu(order.cpu_freqs, clocks) if order.varies else {EVERY_CLUSTER: ()}
+    modes = tuple(word.strip() for word in order.power_modes.split(",") if word.strip()) if order.names_modes else ()
     request = GridRequest(
         cpu_freqs_hz=cpu,
         cores=requests.parse_core_sets(order.cores) if order.cores else None,
         gpu_freqs_hz=_read_domain(order.gpu_freqs, clocks.gpu),
         memory_freqs_hz=_read_domain(order.mem_freqs, clocks.memory),
-        power_modes=_read_modes(order.power_modes),
+        power_modes=modes if order.power_modes else None,
     )
     notes = _find_silent(cpu, clocks) if has_tables else []
     reboot = find_reboot_modes(clocks, coupling) if request.power_modes == () else ()
@@ -142,18 +138,13 @@ def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> l
     ]
 
 
-def default_grid(clocks: Clocks, coupling: Coupling) -> Grid:
-    """Return the grid of one point: the board as it is."""
-    return plan_grid(clocks, GridRequest(), coupling)
-
-
 def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Goal, list[str]]:
     """Return the goal for this board: without a power sensor and an explicit objective, the least latency.
 
     Raises UsageError where power was asked for and there is no sensor.
     """
     if has_power or not goal.needs_power:
-        return goal, [] if has_power else ["this board has no power sensor: latency only, energy is not known"]
+        return goal, [] if has_power else [_NO_SENSOR]
     objective = objective_named and goal.objective is not Objective.LATENCY
     if objective or goal.max_power_w is not None:
         what = f"--objective {goal.objective}" if objective else "--max-power"
@@ -161,10 +152,7 @@ def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Go
             f"{what} needs power, and this board has no sensor for its total",
             "Use --objective latency, or leave it out.",
         )
-    return (
-        dataclasses.replace(goal, objective=Objective.LATENCY),
-        ["this board has no power sensor: latency only, energy is not known"],
-    )
+    return dataclasses.replace(goal, objective=Objective.LATENCY), [_NO_SENSOR]
 
 
 def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ...]] | None:
@@ -189,12 +177,6 @@ def _read_domain(text: str, domain: DomainClocks | None) -> tuple[int, ...] | No
 
 def _read_list(text: str, available_hz: tuple[int, ...]) -> tuple[int, ...]:
     return () if text.strip().lower() == ALL else requests.parse_freqs(text, available_hz)
-
-
-def _read_modes(text: str) -> tuple[str, ...] | None:
-    if not text:
-        return None
-    return () if text.strip().lower() == ALL else tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +246,7 @@ def count_points(order: SweepOrder, grid: Grid) -> int:
 def count_visits(order: SweepOrder, grid: Grid) -> int:
     """Return the most visits to a grid; the anchor is visited again after every `ANCHOR_EVERY` others, and last."""
     points = count_points(order, grid)
-    return (points + points // ANCHOR_EVERY + (points > 1)) * len(order.series) * order.repeat
+    return (points + points // ANCHOR_EVERY + (points > 1)) * len(order.series)
 
 
 def describe(found: SweepPreview, order: SweepOrder) -> list[str]:

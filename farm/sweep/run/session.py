@@ -24,7 +24,7 @@ from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
-from farm.points.grid import Coupling, leave_out
+from farm.points.grid import Coupling, GridRequest, leave_out, plan_grid
 from farm.points.values import Goal, Grid, GridPoint
 from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
@@ -106,7 +106,7 @@ class SweepSession:
                         "Leave the clocks out to measure the board as it is, or run a clock helper there.",
                     ) from error
                 notes.append(f"{error.message}; the board is measured as it is")
-                return order.default_grid(description.clocks, coupling), notes
+                return plan_grid(description.clocks, GridRequest(), coupling), notes
             except UsageError as error:
                 smaller = leave_out(grid, point.key)
                 if smaller is grid or self._wanted.names_modes or point.point.power_mode is None:
@@ -175,7 +175,7 @@ class SweepSession:
                 for info in description.sensors
             ],
             "total": "+".join(description.total_rails) or None,
-            "ambient_c": self._wanted.ambient_c,
+            "ambient_c": None,
         }
 
     def sweep(self, sweep: int, started_at: float, grid: Grid, goal: Goal, before: dict[Series, Any]) -> None:
@@ -185,7 +185,10 @@ class SweepSession:
         visitor: list[Visitor] = []
         try:
             first = self._run_first(conductor.anchor)
-            numbers = _count_visits(self._store, sweep)
+            numbers: dict[Series, int] = {}  # the highest of each series' visits
+            for row in self._store.sweeps.fetch_points(sweep):
+                series = (row.variant, row.batch)
+                numbers[series] = max(numbers.get(series, 0), row.visit)
             orders = VisitOrders(
                 sweep=sweep,
                 started_at=started_at,
@@ -193,10 +196,7 @@ class SweepSession:
                 window=self._window,
                 threads=self._threads,
                 memory_bytes=self._settings.model_memory_bytes,
-                timeout_s=self._settings.model_timeout_s,
                 needs_total=self._needs_total,
-                repeat=self._wanted.repeat,
-                ambient_c=self._wanted.ambient_c,
                 say=self._say,
                 progress=Progress(count_visits(self._wanted, grid) - sum(map(len, before.values()))),
                 first_latency_s=first,
@@ -208,15 +208,12 @@ class SweepSession:
                 conductor = RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
             self._wait(orders, conductor, numbers, visitor)
         except BaseException as error:
+            may_resume = isinstance(error, KeyboardInterrupt | TransientError | UnavailableError)
             # A full store refuses this too; the first error is the one to report.
             with contextlib.suppress(FarmError):
-                state = (
-                    "interrupted"
-                    if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError)
-                    else "failed"
-                )
+                state = "interrupted" if may_resume else "failed"
                 self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
-            if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError):
+            if may_resume:
                 self._say(f"`farm sweep run --resume {sweep}` goes on from here")
             raise
         state = "voided" if conductor.void else "finished"
@@ -283,12 +280,3 @@ class SweepSession:
                 "pinning_s": sum(visitor.pinning_s for visitor in visitors),
             },
         }
-
-
-def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
-    """Return the highest number of a visit, by series."""
-    numbers: dict[Series, int] = {}
-    for row in store.sweeps.fetch_points(sweep):
-        series = (row.variant, row.batch)
-        numbers[series] = max(numbers.get(series, 0), row.visit)
-    return numbers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import anyio
 
-from device_agent.protocol import Outcome
+from device_agent.protocol import Outcome, Status
 from farm.crew import visits
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.visits import Window
@@ -35,7 +35,7 @@ _LOOK_S = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class VisitOrders:
-    """The settings of a sweep's visits. `start_c`: see `visits.plan_start_c`, by board, filled as they connect."""
+    """The settings of a sweep's visits."""
 
     sweep: int
     started_at: float
@@ -43,10 +43,7 @@ class VisitOrders:
     window: Window
     threads: int
     memory_bytes: int
-    timeout_s: float
     needs_total: bool
-    repeat: int
-    ambient_c: float | None
     say: Callable[[str], None]
     progress: Progress
     first_latency_s: Mapping[Series, tuple[GridPoint, float]]
@@ -137,12 +134,9 @@ class Visitor:
             self._orders.say(f"{task.point.key}: the board makes another point of it, so it is left out")
             return
         for series in task.series:
-            for _ in range(self._orders.repeat):
-                measurement = await self._visit(series, task.point, board)
-                if not measurement.is_valid:
-                    break
+            await self._visit(series, task.point, board)
 
-    async def _visit(self, series: Series, point: GridPoint, board: DrivenBoard) -> PointMeasurement:
+    async def _visit(self, series: Series, point: GridPoint, board: DrivenBoard) -> None:
         """Measure once; store the result at once. Raises PermanentError for a bad program."""
         for _ in range(_TRIES):
             at_s = time.time() - self._orders.started_at
@@ -150,7 +144,10 @@ class Visitor:
             began = time.monotonic()
             outcome = await self._run(series, point, board)
             self.running_s += time.monotonic() - began
-            self.measuring_s += _measured_s(outcome)
+            # How long the board was observed: timing, the idle baseline, the window.
+            self.measuring_s += outcome.timing_s
+            if energy := outcome.energy:
+                self.measuring_s += energy.busy.window_s + (energy.idle.window_s if energy.idle else 0.0)
             if outcome.simulated:  # a simulated board's drift is in its own time
                 at_s = simulated_s
             measurement = visits.to_measurement(
@@ -158,7 +155,7 @@ class Visitor:
             )
             if measurement is not None:
                 self._keep(series, measurement, outcome)
-                return measurement
+                return
             self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
         raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
 
@@ -169,11 +166,12 @@ class Visitor:
         latency_s = visits.guess_latency_s(known, point)
         assert latency_s is not None  # the first run is always known
         threads = visits.count_cores(point, orders.threads)
-        start_c = visits.plan_start_c(self._idle_c[board.name], orders.ambient_c)
+        idle_c = self._idle_c[board.name]
+        start_c = None if idle_c is None else idle_c + visits.WARM_K
         spec = visits.plan_visit(orders.window, latency_s, threads, orders.memory_bytes, start_c)
         spec = dataclasses.replace(spec, device=program.device)
         outcome, _ = await board.run(spec, program.library, program.inputs)
-        if visits.is_unmet_start(outcome):
+        if outcome.status is Status.NOISY and not outcome.latency_s:  # the board was too warm to begin
             orders.say(f"{point.key} on {board.name}: {outcome.message}; measured all the same")
             outcome, _ = await board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
         return outcome
@@ -210,10 +208,3 @@ def describe_visit(series: Series, measurement: PointMeasurement) -> str:
 
 def _scaled(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}" if value >= 1 else f"{value * 1e3:.4g} m{unit}"
-
-
-def _measured_s(outcome: Outcome) -> float:
-    """Return how long the board was observed: timing, the idle baseline, the window."""
-    energy = outcome.energy
-    windows = (energy.busy.window_s + (energy.idle.window_s if energy.idle else 0.0)) if energy else 0.0
-    return outcome.timing_s + windows
