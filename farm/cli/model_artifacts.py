@@ -43,6 +43,18 @@ Board = Annotated[
 ]
 MovedModel = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
+Preferred = Annotated[
+    str,
+    typer.Option(metavar="POINT", help="Operating point whose records are preferred, as `farm record list` names it."),
+]
+AnyDevice = Annotated[
+    str,
+    typer.Option(
+        metavar="cpu|gpu|both",
+        help="Processor or GPU of the board; both: whichever has the whole model done sooner by records and "
+        "predictions, copies counted, or the only one that code can be made for.",
+    ),
+]
 
 
 @output.command
@@ -56,14 +68,7 @@ def compile_(
         str,
         typer.Option("--board", metavar="NAME", help="Board to compile for, which says what type, and if --simulated."),
     ] = "",
-    operating_point: Annotated[
-        str,
-        typer.Option(
-            "--operating-point",
-            metavar="POINT",
-            help="Operating point whose records are preferred, as `farm record list` names it.",
-        ),
-    ] = "default",
+    operating_point: Preferred = "default",
     missing: Annotated[
         str, typer.Option("--missing", metavar="rule|tune|refuse", help="Treatment of workloads without a record.")
     ] = "rule",
@@ -71,15 +76,7 @@ def compile_(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Compile for virtual boards of the type, from records made on them.")
     ] = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="cpu|gpu|both",
-            help="Processor or GPU of the board; both: whichever has the whole model done sooner by records and "
-            "predictions, copies counted, or the only one that code can be made for.",
-        ),
-    ] = "cpu",
+    device: AnyDevice = "cpu",
     exact: options.Exact = False,
     weights: options.Weights = "float32",
     labels: Annotated[

@@ -53,32 +53,8 @@ def repeat(
         step = variables[axis]
         names_of_step = {step.var: place(step.var)}
 
-        def move(index: Any) -> Any:
-            return expressions.replace(index, names_of_step)
-
-        def store(node: Any) -> Any:
-            new = find_wider(node.buffer)
-            if new is not None:
-                value = node.value
-                if zero is not None and node.buffer.same_as(zero[0]):
-                    value = tirx.if_then_else(zero[1](step.var), tirx.FloatImm(str(node.buffer.dtype), 0.0), value)
-                return tirx.BufferStore(new, value, [*node.indices])
-            return tirx.BufferStore(node.buffer, node.value, [*map(move, node.indices)])
-
-        def load(node: Any) -> Any:
-            new = find_wider(node.source)
-            if new is not None:
-                return tirx.BufferLoad(new, [*node.indices])
-            return tirx.BufferLoad(node.source, [*map(move, node.indices)])
-
-        def region(node: Any) -> Any:
-            new = find_wider(node.source)
-            if new is not None:
-                return tirx.BufferRegion(new, [*node.region])
-            return tirx.BufferRegion(node.source, [Range.from_min_extent(move(r.min), r.extent) for r in node.region])
-
         def change(node: Any) -> Any:
-            return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
+            return _move_accesses(node, find_wider, names_of_step, zero and (zero[0], zero[1](step.var)))
 
         variables[axis] = tirx.IterVar(Range(0, tirx.IntImm(step.var.ty.dtype, extent)), step.var, step.iter_type)
         return s_tir.SBlock(
@@ -87,6 +63,37 @@ def repeat(
         )  # fmt: skip
 
     return tvm_ffi.structural_map(schedule.mod["main"].body, [(tirx.For, extend), (s_tir.SBlock, rewrite)])
+
+
+def _move_accesses(
+    node: Any, find_wider: Callable[[Any], Any], names_of_step: Mapping[Any, Any], zero: tuple[Any, Any] | None
+) -> Any:
+    """Access wider buffers at the step's own index, others at another; store 0 in `zero`'s buffer where it holds."""
+
+    def move(index: Any) -> Any:
+        return expressions.replace(index, names_of_step)
+
+    def store(node: Any) -> Any:
+        new, value = find_wider(node.buffer), node.value
+        if new is None:
+            return tirx.BufferStore(node.buffer, value, [*map(move, node.indices)])
+        if zero is not None and node.buffer.same_as(zero[0]):
+            value = tirx.if_then_else(zero[1], tirx.FloatImm(str(node.buffer.dtype), 0.0), value)
+        return tirx.BufferStore(new, value, [*node.indices])
+
+    def load(node: Any) -> Any:
+        new = find_wider(node.source)
+        if new is None:
+            return tirx.BufferLoad(node.source, [*map(move, node.indices)])
+        return tirx.BufferLoad(new, [*node.indices])
+
+    def region(node: Any) -> Any:
+        new = find_wider(node.source)
+        if new is None:
+            return tirx.BufferRegion(node.source, [Range.from_min_extent(move(r.min), r.extent) for r in node.region])
+        return tirx.BufferRegion(new, [*node.region])
+
+    return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
 
 
 _log = logging.getLogger(__name__)
