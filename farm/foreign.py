@@ -19,6 +19,29 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _MARKUP = re.compile(r"[\\`*\[\]<|]")
+# pydantic's messages in the farm's words.
+_PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), said)
+    for pattern, said in (
+        (r"Input should be a valid integer.*", "it must be a whole number"),
+        (r"Input should be a valid (?:number|decimal).*", "it must be a number"),
+        (r"Input should be a finite number", "it must be a finite number"),
+        (r"Input should be a valid string", "it must be text"),
+        (r"Input should be a valid boolean.*", "it must be true or false"),
+        (r"Input should be a valid (?:list|tuple|set|array)", "it must be a list"),
+        (r"Input should be a (?:valid )?dictionary.*", "it must hold keys and values"),
+        (r"Input should be greater than or equal to (\S+)", r"it must be at least \1"),
+        (r"Input should be less than or equal to (\S+)", r"it must be at most \1"),
+        (r"Input should be greater than (\S+)", r"it must be more than \1"),
+        (r"Input should be less than (\S+)", r"it must be less than \1"),
+        (r"Input should be ('.*)", r"it must be \1"),
+        (r"\w+ should have at least (\d+) items? after validation.*", r"it needs at least \1"),
+        (r"\w+ should have at most (\d+) items? after validation.*", r"it may have at most \1"),
+        (r"String should have at (least|most) (\d+) characters?", r"it must have at \1 \2 characters"),
+        (r"String should match pattern (.*)", r"it must match \1"),
+        (r"Input should (.*)", r"it must \1"),
+    )
+)
 
 
 def show_controls(text: str) -> str:
@@ -62,31 +85,6 @@ def _escape(value: Any) -> Any:
         changes = {field.name: _escape(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         return dataclasses.replace(value, **changes)
     return value
-
-
-# pydantic's messages in the farm's words.
-_PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), said)
-    for pattern, said in (
-        (r"Input should be a valid integer.*", "it must be a whole number"),
-        (r"Input should be a valid (?:number|decimal).*", "it must be a number"),
-        (r"Input should be a finite number", "it must be a finite number"),
-        (r"Input should be a valid string", "it must be text"),
-        (r"Input should be a valid boolean.*", "it must be true or false"),
-        (r"Input should be a valid (?:list|tuple|set|array)", "it must be a list"),
-        (r"Input should be a (?:valid )?dictionary.*", "it must hold keys and values"),
-        (r"Input should be greater than or equal to (\S+)", r"it must be at least \1"),
-        (r"Input should be less than or equal to (\S+)", r"it must be at most \1"),
-        (r"Input should be greater than (\S+)", r"it must be more than \1"),
-        (r"Input should be less than (\S+)", r"it must be less than \1"),
-        (r"Input should be ('.*)", r"it must be \1"),
-        (r"\w+ should have at least (\d+) items? after validation.*", r"it needs at least \1"),
-        (r"\w+ should have at most (\d+) items? after validation.*", r"it may have at most \1"),
-        (r"String should have at (least|most) (\d+) characters?", r"it must have at \1 \2 characters"),
-        (r"String should match pattern (.*)", r"it must match \1"),
-        (r"Input should (.*)", r"it must \1"),
-    )
-)
 
 
 def say_plainly(problem: str) -> str:

@@ -16,6 +16,8 @@ from farm.errors import UsageError
 StoreLocation = Path | str
 
 STORE_FILE = "farm.db"
+_LAST_PORT = 65535
+_FOLDERS = ("FARM_HOME", "FARM_SHARED", "FARM_BOARD_TYPES", "FARM_CORE_TYPES")
 
 
 def _setting(default: Any, env: str, meaning: str, zero: bool = False, known: tuple[str, ...] = ()) -> Any:
@@ -161,10 +163,6 @@ def parse_store(text: str) -> StoreLocation:
             "Put it into ~/.pgpass, as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or into PGPASSWORD.",
         )
     return f"postgresql://{rest}"
-
-
-_LAST_PORT = 65535
-_FOLDERS = ("FARM_HOME", "FARM_SHARED", "FARM_BOARD_TYPES", "FARM_CORE_TYPES")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:

@@ -16,6 +16,8 @@ DURATION_EXAMPLES = "90s, 10m, 1.5h"
 
 _UNITS_S = {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]*)")
+_UNITS_J = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
+_UNITS_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +58,6 @@ def joule_scale(values: Iterable[float]) -> Scale:
     return _scale(values, ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ")))
 
 
-_UNITS_J = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
-
-
 def parse_energy_j(text: str) -> float:
     """Parse `20kJ` or `5.5Wh`. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
@@ -66,8 +65,6 @@ def parse_energy_j(text: str) -> float:
         raise ValueError("an energy above 0 with its unit is needed here: 500J, 20kJ, 5.5Wh")
     return float(found[1]) * _UNITS_J[found[2]]
 
-
-_UNITS_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 WATT = Scale(1.0, "W")
 

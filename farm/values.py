@@ -24,6 +24,15 @@ WINNER_TRIAL = "winner"
 
 # The name of code without a record among the finalists. It has no trace.
 UNTUNED = "untuned"
+# The columns of a workload in the store, which another farm reads too.
+_STORED = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
+# The prefix of workload names with float16 arithmetic.
+COMPUTED_PREFIX = "fp16_"
+# A fused function's name lists its operators; the first match wins.
+_KINDS = (
+    "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
+    "softmax", "layer_norm", "group_norm", "rms_norm",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,17 +321,6 @@ class Record:
     def device(self) -> str:
         """What ran it: the board's CPU ("cpu") or GPU ("gpu")."""
         return "gpu" if is_for_gpu(self.pipeline) else "cpu"
-
-
-# The columns of a workload in the store, which another farm reads too.
-_STORED = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
-# The prefix of workload names with float16 arithmetic.
-COMPUTED_PREFIX = "fp16_"
-# A fused function's name lists its operators; the first match wins.
-_KINDS = (
-    "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
-    "softmax", "layer_norm", "group_norm", "rms_norm",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ while [ ! -b /dev/vda ] && [ $turns -lt 400 ]; do /bin/busybox usleep 50000; tur
 /bin/busybox mount --move /dev /root/dev
 exec /bin/busybox switch_root /root /sbin/init
 """
+_SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
 
 
 def make(board: str, material: Material, machine: list[str], folder: Path, scratch: Path) -> None:
@@ -100,9 +101,6 @@ def _build_modules(material: Material, folder: Path) -> None:
         strip = [f"{_CROSS}strip", "-g", str(module), "-o", str(place / module.name)]
         debian.run(strip, "strip", _TIMEOUT_S)
     debian.run(["depmod", "-b", str(material.modules), version], "depmod", _TIMEOUT_S, _SYSTEM_PATH)
-
-
-_SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
 
 
 def _install_modules(material: Material, root: Path) -> Iterator[Path]:

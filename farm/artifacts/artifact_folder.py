@@ -28,6 +28,7 @@ from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
 
 # Errors of the disk; any other error concerns the folder's name.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_FOLDER = "artifacts"
 
 
 def is_artifact(path: Path) -> bool:
@@ -193,9 +194,6 @@ def write_artifact(folder: Path, manifest: Manifest, files: Mapping[str, bytes])
 def describe_file(data: bytes) -> File:
     """Return a file's entry in the manifest."""
     return File(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-
-
-_FOLDER = "artifacts"
 
 
 def note_artifact(home: Path, artifact: Artifact) -> None:

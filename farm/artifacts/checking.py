@@ -49,6 +49,10 @@ _ASKING = frozenset({"IsNaN", "IsInf"})
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0, "fp16": 200.0}
 
 Arrays = Mapping[str, Any]
+# How long power is sampled; slower sensors get longer.
+_WINDOW_S = 2.0
+# Kept number of the latest runs.
+_MOST_KEPT = 16
 
 
 def make_cases(opened: GivenModel, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
@@ -246,12 +250,6 @@ def require_verified(artifact: Artifact) -> None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-# How long power is sampled; slower sensors get longer.
-_WINDOW_S = 2.0
-# Kept number of the latest runs.
-_MOST_KEPT = 16
 
 
 @dataclasses.dataclass(frozen=True)

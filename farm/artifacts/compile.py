@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 # Untuned TVM: its own operator schedules in the model's layout, unpacked weights.
 UNTUNED_PIPELINE = "graph/2-plain"
+# Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
+_RUNTIME_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +72,6 @@ def find_algorithm(workload: str) -> str:
         return "8 bits"
     winograd = re.match(r"winograd(\d)", workload)
     return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
-
-
-# Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
-_RUNTIME_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)

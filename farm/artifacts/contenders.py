@@ -22,6 +22,11 @@ from farm.search import workloads as search_workloads
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"
 # Default alternatives of a comparison.
 RIVALS = (UNTUNED, ONNXRUNTIME)
+# Candidates to leave out by workload, by the name of a mix. A planner of mixes, from a model's parts and the time to
+# compile one (s).
+Mixes = Mapping[str, Mapping[str, str]]
+Plan = Callable[[Sequence["RecordPart"], float], Mixes]
+_Programs = dict[tuple[str, ...], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +39,6 @@ class ContenderOrder:
     simulated: bool
     config: Mapping[str, Any]
     candidates: make.Candidates = dataclasses.field(repr=False)
-
-
-# Candidates to leave out by workload, by the name of a mix. A planner of mixes, from a model's parts and the time to
-# compile one (s).
-Mixes = Mapping[str, Mapping[str, str]]
-Plan = Callable[[Sequence["RecordPart"], float], Mixes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +131,6 @@ def _compile(
     )
 
 
-_Programs = dict[tuple[str, ...], Any]
 # The last prepared model by what it was prepared for, and its programs by their code: contenders differ in those only.
 _latest: tuple[tuple[Any, ...], search_workloads.Prepared, _Programs] | None = None
 

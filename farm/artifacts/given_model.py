@@ -30,6 +30,24 @@ RANDOM = "random"
 _SUFFIXES = (".npz", ".npy")
 # Images for calibration; more change the ranges little.
 _MOST_IMAGES = 128
+_HINT = (
+    "Give its file with --model, or compile the model again. On several hosts: set FARM_SHARED to a folder that all of "
+    "them see, and models of campaigns submitted from then on are found there."
+)
+_GREY = (0.5,)
+# Published classifiers are tested on the central 7/8 of an image: 224 of 256.
+_CROP = 0.875
+# Smaller images, such as digits, are not cropped.
+_LEAST_CROPPED = 64
+# What ONNX's metadata says of an image's values (docs/MetadataProps.md), as mean and deviation.
+RANGE = "Image.NominalPixelRange"
+_RANGES = {"Normalized_1_1": (0.5, 0.5), "Normalized_0_1": (0.0, 1.0), "NominalRange_0_255": (0.0, 1 / 255)}
+# Pixels per cell by output, and a cell's or anchor's channels besides its classes.
+_STRIDES = (8, 16, 32)
+# YOLOv4-tiny's anchors by stride, and the growth of its centres (yolov4-tiny.cfg of AlexeyAB/darknet: mask, anchors,
+# scale_x_y).
+_ANCHORS = {32: ((81, 82), (135, 169), (344, 319)), 16: ((23, 27), (37, 58), (81, 82))}
+_GROWTH = 1.05
 
 
 @contextlib.contextmanager
@@ -109,12 +127,6 @@ def _read_example(path: pathlib.Path, inputs: Sequence[InputSpec]) -> Arrays:
             raise UsageError(f"{path}: {spec.name} is {array.shape} {array.dtype}; the model's input is {spec}")
         fed[spec.name] = array
     return fed
-
-
-_HINT = (
-    "Give its file with --model, or compile the model again. On several hosts: set FARM_SHARED to a folder that all of "
-    "them see, and models of campaigns submitted from then on are found there."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,23 +209,9 @@ def _find_kept(about: ModelFacts) -> GivenModel | None:
 # ImageNet's mean and deviation by channel, for values from 0 to 1, as in nearly all published classifiers (torchvision,
 # timm). For one channel there is no convention.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_GREY = (0.5,)
-# Published classifiers are tested on the central 7/8 of an image: 224 of 256.
-_CROP = 0.875
-# Smaller images, such as digits, are not cropped.
-_LEAST_CROPPED = 64
 
-# What ONNX's metadata says of an image's values (docs/MetadataProps.md), as mean and deviation.
-RANGE = "Image.NominalPixelRange"
-_RANGES = {"Normalized_1_1": (0.5, 0.5), "Normalized_0_1": (0.0, 1.0), "NominalRange_0_255": (0.0, 1 / 255)}
 
-# Pixels per cell by output, and a cell's or anchor's channels besides its classes.
-_STRIDES = (8, 16, 32)
 _BOX_CHANNELS, _BOX_CHANNELS_V8 = 5, 4
-# YOLOv4-tiny's anchors by stride, and the growth of its centres (yolov4-tiny.cfg of AlexeyAB/darknet: mask, anchors,
-# scale_x_y).
-_ANCHORS = {32: ((81, 82), (135, 169), (344, 319)), 16: ((23, 27), (37, 58), (81, 82))}
-_GROWTH = 1.05
 
 
 def find_task(

@@ -36,6 +36,18 @@ Moment = Annotated[float, Field(ge=0, lt=_LATEST_S)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# The file that marks an artifact.
+NAME = "manifest.json"
+LIBRARY = "model.so"
+FORMAT = "tvm-farm artifact"
+# How weights are stored by default.
+FLOAT32 = "float32"
+# Raise it with every change that an older reader would misunderstand.
+VERSION = 1
+# Plain names without programs, since they lie beside the programs that run the model.
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+# Every package names these.
+_PACKAGES = ("tvm-farm", "apache-tvm", "apache-tvm-ffi")
 
 
 def _require_dtype(text: str) -> str:
@@ -78,20 +90,6 @@ def find_control(value: Any, where: str = "") -> str:
             if found := find_control(each, where):
                 return found
     return ""
-
-
-# The file that marks an artifact.
-NAME = "manifest.json"
-LIBRARY = "model.so"
-FORMAT = "tvm-farm artifact"
-# How weights are stored by default.
-FLOAT32 = "float32"
-# Raise it with every change that an older reader would misunderstand.
-VERSION = 1
-# Plain names without programs, since they lie beside the programs that run the model.
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-# Every package names these.
-_PACKAGES = ("tvm-farm", "apache-tvm", "apache-tvm-ffi")
 
 
 class Tensor(StrictModel):

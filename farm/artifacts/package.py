@@ -52,6 +52,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _OPTIONAL = frozenset({"pillow"})
 # Part of the summary of every wheel made here.
 _MADE = "by tvm-farm"
+# For a short command on the board.
+_COMMAND_TIMEOUT_S = 15.0
 
 
 def write_package(
@@ -266,10 +268,6 @@ Takes {takes}; gives {gives}.
     from {package} import Model
     outputs = Model().run({{"{manifest.inputs[0].name if manifest.inputs else ""}": array}})
 """
-
-
-# For a short command on the board.
-_COMMAND_TIMEOUT_S = 15.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,8 @@ from farm.values import DEFAULT_POINT, Health, State
 
 # A board's version of a point: its key, the request, and the key as written, before merging.
 _PointOnBoard = tuple[str, OperatingPoint, str]
+# Memory of the operating system without a desktop, and of the agent.
+SYSTEM_BYTES = 512 << 20
 
 
 def plan_points(
@@ -83,10 +85,6 @@ def format_spec(spec: PointSpec) -> str:
 def to_point(spec: PointSpec) -> OperatingPoint:
     """Return a point as the file has it, for a board with unknown clocks."""
     return OperatingPoint(spec.power_mode, spec.cores, dict(spec.cpu_freq_hz), spec.gpu_freq_hz, spec.memory_freq_hz)
-
-
-# Memory of the operating system without a desktop, and of the agent.
-SYSTEM_BYTES = 512 << 20
 
 
 @dataclasses.dataclass(frozen=True)

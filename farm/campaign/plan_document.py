@@ -11,6 +11,8 @@ from farm import folders
 from farm.campaign.plan import CampaignPlan, PlannedType
 from farm.errors import UsageError
 
+FOLDER = "plans"
+
 
 def to_document(plan: CampaignPlan) -> dict[str, Any]:
     """Return the plan as plain data. `sha256` of each model is compared by a later run."""
@@ -73,9 +75,6 @@ def _type_document(planned: PlannedType) -> dict[str, Any]:
         },
         "notes": list(boards.notes),
     }
-
-
-FOLDER = "plans"
 
 
 def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:

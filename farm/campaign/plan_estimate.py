@@ -23,6 +23,21 @@ SHARE = 0.5
 WINDOW_S = 10.0
 # Board time of a trial besides its samples, until trials say better.
 _HELD_S = 0.5
+# Of one task: its reference and candidates are replayed, compiled and run once. 7 tasks of a small CNN took 18 s, 22 of
+# squeezenet1.1 27 s (two cores of an Intel server, which was the board too); the slowest host seen takes twice as long,
+# and a budget of time must hold there as well.
+CHECK_S = 3.0
+# Of one model: load it, compile each function as recorded and as predicted, time the programs in turns. That CNN with
+# 7 functions took 23 s there, squeezenet1.1 with 22 functions 60 s.
+_FINAL_START_S = 5.0
+_FINAL_FUNCTION_S = 3.0
+_FINAL_TIMING_S = 9.0
+# The search has at least this part of a wall clock: without trials there is nothing to verify.
+_LEAST_SEARCH = 1 / 3
+_HOUR_S = 3600.0
+# 0.1 hours must pay for 360 trials of a second, not for 359.99999.
+_ROUNDING = 1e-9
+NO_BOARDS = "no board can be used"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +73,6 @@ def leave_room(limit: float | None) -> float | None:
     return None if limit is None else limit / (1 + SHARE)
 
 
-# Of one task: its reference and candidates are replayed, compiled and run once. 7 tasks of a small CNN took 18 s, 22 of
-# squeezenet1.1 27 s (two cores of an Intel server, which was the board too); the slowest host seen takes twice as long,
-# and a budget of time must hold there as well.
-CHECK_S = 3.0
-# Of one model: load it, compile each function as recorded and as predicted, time the programs in turns. That CNN with
-# 7 functions took 23 s there, squeezenet1.1 with 22 functions 60 s.
-_FINAL_START_S = 5.0
-_FINAL_FUNCTION_S = 3.0
-_FINAL_TIMING_S = 9.0
-# The search has at least this part of a wall clock: without trials there is nothing to verify.
-_LEAST_SEARCH = 1 / 3
-
-
 def estimate_final_s(functions: int) -> float:
     """Estimate compiling and timing of a model with this many tuned functions."""
     return _FINAL_START_S + _FINAL_FUNCTION_S * functions + _FINAL_TIMING_S
@@ -86,12 +88,6 @@ def leave_time(wall_clock_s: float | None, fixed_s: float, least_winners_s: floa
         return None
     left_s = wall_clock_s - fixed_s
     return max(_LEAST_SEARCH * wall_clock_s, min(left_s / (1 + SHARE), left_s - least_winners_s))
-
-
-_HOUR_S = 3600.0
-# 0.1 hours must pay for 360 trials of a second, not for 359.99999.
-_ROUNDING = 1e-9
-NO_BOARDS = "no board can be used"
 
 
 @dataclasses.dataclass(frozen=True)

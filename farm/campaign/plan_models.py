@@ -33,6 +33,9 @@ from farm.search import traces, tvm_env
 from farm.search import workloads as search_workloads
 from farm.values import Workload
 
+# The biggest models take a minute to import.
+TIMEOUT_S = 600.0
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelVariant:
@@ -146,10 +149,6 @@ def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: B
     shapes = {spec.name: spec.static_shape for spec in inputs}
     prepared = search_workloads.prepare_model(source.load(), shapes, config, board_type.pipeline)
     return prepared.workloads, prepared.pipeline.name
-
-
-# The biggest models take a minute to import.
-TIMEOUT_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)

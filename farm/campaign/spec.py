@@ -26,6 +26,14 @@ from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j
 DEFAULT = "default"
 ALL_OPS = "all"
 XGB = "xgb"
+Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
+Joules = Annotated[
+    float, pydantic.BeforeValidator(lambda value: parse_energy_j(str(value)), json_schema_input_type=Text)
+]
+# One more doubles a campaign's part of its owner's share: ten are a thousandfold.
+Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
+Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
+Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 
 def _seconds(value: Any) -> Any:
@@ -81,17 +89,9 @@ def _name(value: str) -> str:
     return value
 
 
-Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 # Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
-Joules = Annotated[
-    float, pydantic.BeforeValidator(lambda value: parse_energy_j(str(value)), json_schema_input_type=Text)
-]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
-# One more doubles a campaign's part of its owner's share: ten are a thousandfold.
-Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
-Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
-Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 
 class ModelSpec(StrictModel):

@@ -33,6 +33,15 @@ from farm.store import Store
 from farm.types.campaigns import Budget, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.values import DEFAULT_POINT, Workload
 
+# The limits of a file's budget, as fields of `Budget`.
+LIMITS = {
+    "trials": "trials",
+    "wall_clock": "wall_clock_s",
+    "board_hours": "board_s",
+    "per_workload": "per_workload",
+    "joules": "energy_j",
+}
+
 
 def submit(
     campaign: CampaignFile,
@@ -152,16 +161,6 @@ def list_workloads(plan: CampaignPlan) -> list[Workload]:
             dataclasses.replace(found[key], weight=each.weight, board_type=board_type) for key, each in chosen.items()
         ]
     return workloads
-
-
-# The limits of a file's budget, as fields of `Budget`.
-LIMITS = {
-    "trials": "trials",
-    "wall_clock": "wall_clock_s",
-    "board_hours": "board_s",
-    "per_workload": "per_workload",
-    "joules": "energy_j",
-}
 
 
 def to_budget(spec: BudgetSpec) -> Budget:

@@ -33,6 +33,12 @@ from farm.store import Store, standing
 from farm.values import Direct, Ssh, Transport, Virtual
 
 _LOOK_S = 0.25
+_AT_ONCE = 32
+# For the end of a log to arrive from a board.
+_LOG_TIMEOUT_S = 30.0
+# The most output of one command on one board, held in memory: a log of a week, not a disk image.
+_MAX_OUTPUT_BYTES = 64 << 20
+_REST = "farm.rest"
 
 
 def print_log(path: Path, lines: int, follow: bool) -> None:
@@ -60,14 +66,6 @@ def pass_on(out: bytes, err: bytes) -> None:
     for stream, data in ((sys.stdout, out), (sys.stderr, err)):
         if data:
             output.to_stream(stream, data)
-
-
-_AT_ONCE = 32
-# For the end of a log to arrive from a board.
-_LOG_TIMEOUT_S = 30.0
-# The most output of one command on one board, held in memory: a log of a week, not a disk image.
-_MAX_OUTPUT_BYTES = 64 << 20
-_REST = "farm.rest"
 
 
 class CommandWithRest(typer.core.TyperCommand):

@@ -19,6 +19,9 @@ from farm.values import Health
 if TYPE_CHECKING:
     from farm.crew.calibration import Calibration
 
+# Probes alone leave some hundred a day.
+_EVENTS = 30
+
 
 def print_types(types: Iterable[inventory_board_types.BoardType]) -> None:
     """Print one line per type."""
@@ -157,10 +160,6 @@ def _highest_clocks(board_type: inventory_board_types.BoardType) -> str:
         board_type.memory.freqs_hz if board_type.memory else (),
     )
     return " / ".join(format_mhz(max(table)) if table else "–" for table in tables)
-
-
-# Probes alone leave some hundred a day.
-_EVENTS = 30
 
 
 @output.command

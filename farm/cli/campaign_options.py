@@ -24,6 +24,20 @@ from farm.units import parse_energy_j
 
 # Without a terminal, one line of progress this often, and whenever the state changes.
 _PLAIN_INTERVAL_S = 10.0
+CompileTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--compile",
+        metavar="DIR",
+        help="Folder to compile, verify and package every model into afterwards, for every type.",
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=options.complete_campaign
+    ),
+]
 
 
 class CampaignScreen:
@@ -74,16 +88,6 @@ def draw(campaign: campaigns.FleetCampaign, height: int | None, width: int | Non
     )
 
 
-CompileTo = Annotated[
-    Path | None,
-    typer.Option(
-        "--compile",
-        metavar="DIR",
-        help="Folder to compile, verify and package every model into afterwards, for every type.",
-    ),
-]
-
-
 def to_folder(path: Path | None) -> str | None:
     """Return the folder as an order keeps it."""
     return None if path is None else str(path.expanduser().absolute())
@@ -115,14 +119,6 @@ def make(
         )
     if wrong := [f"{each['name']}: {each['reason']}" for each in made if not each["matches"]]:
         raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
-
-
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=options.complete_campaign
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True)

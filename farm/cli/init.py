@@ -23,6 +23,14 @@ from farm.values import Ssh
 # Small enough to end within minutes, as a demonstration.
 _FIRST_MODEL, _FIRST_TRIALS = "tiny-cnn", 24
 _MODELINE = "# yaml-language-server: $schema={}.schema.json\n"
+# A file's kind, with the module and the model of its top-level keys.
+KINDS = {
+    "campaign": ("farm.campaign.spec", "CampaignSpec"),
+    "fleet": ("farm.inventory.fleet_document", "Group"),
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# Virtual boards for users without boards: enough to show a fleet, few enough for a small machine.
+_VIRTUAL = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +113,6 @@ def list_next(start: Start) -> list[tuple[str, str]]:
     return [*steps, ("farm campaign run campaign.yaml --compile packages", "tunes a small model and packs its code")]
 
 
-# A file's kind, with the module and the model of its top-level keys.
-KINDS = {
-    "campaign": ("farm.campaign.spec", "CampaignSpec"),
-    "fleet": ("farm.inventory.fleet_document", "Group"),
-}
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
 def make_schema(kind: str) -> str:
     """Return the schema of one kind of file. Raises UsageError."""
     if kind not in KINDS:
@@ -121,10 +121,6 @@ def make_schema(kind: str) -> str:
     model: Any = getattr(importlib.import_module(module), name)
     made = {"$schema": _DIALECT} | model.model_json_schema() | {"title": f"tvm-farm {kind} file"}
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-
-
-# Virtual boards for users without boards: enough to show a fleet, few enough for a small machine.
-_VIRTUAL = 2
 
 
 @output.command

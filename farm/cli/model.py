@@ -28,6 +28,11 @@ from farm.units import format_bytes, format_latency, format_minute, format_numbe
 
 # Inputs that calibrate where they are random.
 _RANDOM_EXAMPLES = 16
+_OPTIONS = {
+    "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
+    "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
+    "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
+}
 
 
 @output.command
@@ -156,13 +161,6 @@ def _us(seconds: float | None) -> str | None:
 
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{share * 100:.0f} %"
-
-
-_OPTIONS = {
-    "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
-    "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
-    "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
-}
 
 
 @output.command

@@ -30,6 +30,9 @@ from farm.values import BENCH, RUN
 PerLayer = Annotated[
     bool, typer.Option("--per-layer", help="Show what each function takes, watched in runs after the timed ones.")
 ]
+Point = Annotated[
+    str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz.")
+]
 
 
 def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float) -> None:
@@ -47,11 +50,6 @@ def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float
     )
     rest_s = median_s - sum(each["latency_s"] for each in layers)
     output.say(f"{name}: {max(0.0, rest_s) / median_s:.1%} of {median_s * 1e3:.3f} ms is none of theirs")
-
-
-Point = Annotated[
-    str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz.")
-]
 
 
 @output.command

@@ -37,6 +37,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # For latencies of an inference, where minutes would confuse.
 LATENCIES = "20ms, 1.5s"
+Json = output.Json
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
+Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="float32|bf16|bf16-all|fp16",
+        help="Weights of products and convolutions as they are; in 16 bits where that is predicted to be faster; all "
+        "that can be in 16 bits, for a smaller library; or weights and arithmetic in 16 bits, on Arm cores that can "
+        "and on GPUs.",
+    ),
+]
+Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        min=1,
+        help="Batch size: the first dimension of all inputs, also where the model says 1.",
+    ),
+]
+TrustModel = Annotated[
+    bool, typer.Option("--trust-model", help="Read a program of torch.export, which can run code of the file's author.")
+]
+NONE = "none"
+Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
+MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
+Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
 
 
 def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
@@ -95,45 +134,10 @@ def _list_names(table: str) -> Callable[[str], list[str]]:
     return list_names
 
 
-Json = output.Json
 complete_board, complete_campaign = _list_names("boards"), _list_names("fleet_campaigns")
 Boards = Annotated[
     list[str],
     typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.", autocompletion=complete_board),
-]
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or a name from `farm model zoo`.")]
-Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")
-]
-Weights = Annotated[
-    str,
-    typer.Option(
-        "--weights",
-        metavar="float32|bf16|bf16-all|fp16",
-        help="Weights of products and convolutions as they are; in 16 bits where that is predicted to be faster; all "
-        "that can be in 16 bits, for a smaller library; or weights and arithmetic in 16 bits, on Arm cores that can "
-        "and on GPUs.",
-    ),
-]
-Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        help="Batch size: the first dimension of all inputs, also where the model says 1.",
-    ),
-]
-TrustModel = Annotated[
-    bool, typer.Option("--trust-model", help="Read a program of torch.export, which can run code of the file's author.")
 ]
 
 
@@ -201,13 +205,6 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
         )
     except ValueError as error:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
-
-
-NONE = "none"
-
-Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
-MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
-Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
 
 
 def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str) -> values.Goal:

@@ -32,6 +32,21 @@ FOLDER = "docs/howto"
 # The longest name that begins a module's counts. What serves everything (store, settings, units) says nothing of what
 # the command was about: then its caller does.
 PAGES: Mapping[str, str] = json.loads(Path(__file__).with_name("howto.json").read_text(encoding="utf-8"))
+INTERRUPTED = 130
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+# What a command returns that yields a document; see `command`.
+Document = Generator[Any, None, None]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+# Seconds; larger stores are checked on request only.
+_QUICKLY_CHECKED_BYTES = 256 << 20
+# Files and pipes have no width, unless COLUMNS says one: a row is a line.
+_PIPE_WIDTH = 10_000
+_MARKS = {
+    checks.Level.OK: "[green]ok  [/]",
+    checks.Level.WARNING: "[yellow]warn[/]",
+    checks.Level.FAILED: "[red]FAIL[/]",
+    checks.Level.NOT_TRIED: "[dim]–   [/]",
+}
 
 
 def find_page(error: BaseException) -> str:
@@ -46,18 +61,6 @@ def find_page(error: BaseException) -> str:
         if prefixes := [each for each in PAGES if module.startswith(each)]:
             return f"{FOLDER}/{PAGES[max(prefixes, key=len)]}.md"
     return ""
-
-
-INTERRUPTED = 130
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-# What a command returns that yields a document; see `command`.
-Document = Generator[Any, None, None]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-# Seconds; larger stores are checked on request only.
-_QUICKLY_CHECKED_BYTES = 256 << 20
-
-# Files and pipes have no width, unless COLUMNS says one: a row is a line.
-_PIPE_WIDTH = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,14 +282,6 @@ class _ConsoleHandler(logging.Handler):
         text = f"{record.levelname.lower()}: {record.getMessage()}"
         with contextlib.suppress(OSError):
             tell(text)
-
-
-_MARKS = {
-    checks.Level.OK: "[green]ok  [/]",
-    checks.Level.WARNING: "[yellow]warn[/]",
-    checks.Level.FAILED: "[red]FAIL[/]",
-    checks.Level.NOT_TRIED: "[dim]–   [/]",
-}
 
 
 def print_check(check: checks.Check) -> None:

@@ -38,15 +38,23 @@ _ALL: dict[str, Any] = {
     "imported": Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")],
     "simulated": Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")],
 }
+# For commands that act on records: what one chooses by.
+_FEW = ("workload", "board_type", "simulated")
+# The forms of a record's code: of any, of a CPU record, of a GPU record.
+_FORMS = ("tir", "llvm", "asm", "cuda", "ptx")
+# The note on a virtual board's record whose code is not the board's.
+_NATIVE = (
+    "code of a simulating machine, timed on that machine (versions 0.1 and 0.2): it says nothing of the board and "
+    "serves none of its own code"
+)
+_Which = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", help="Workload: its hash, the first digits of it, or its name.")
+]
 
 
 def _filtered(*names: str) -> Any:
     """Give a command the options by these fields of a filter."""
     return options.spread("wanted", record_document.Filters, {name: _ALL[name] for name in names})
-
-
-# For commands that act on records: what one chooses by.
-_FEW = ("workload", "board_type", "simulated")
 
 
 @output.command
@@ -164,18 +172,6 @@ def _tell(taken: imports.Taken) -> output.Document:
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
 app.command("export")(export)
 app.command("import")(import_)
-
-# The forms of a record's code: of any, of a CPU record, of a GPU record.
-_FORMS = ("tir", "llvm", "asm", "cuda", "ptx")
-# The note on a virtual board's record whose code is not the board's.
-_NATIVE = (
-    "code of a simulating machine, timed on that machine (versions 0.1 and 0.2): it says nothing of the board and "
-    "serves none of its own code"
-)
-
-_Which = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="Workload: its hash, the first digits of it, or its name.")
-]
 
 
 @app.command("list")

@@ -28,6 +28,9 @@ from farm.errors import PermanentError, UsageError
 FILE_NAME = "known_hosts"
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}=?")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%:-]*")
+_MAX_BYTES = 1 << 16
+# sshd allows six attempts (MaxAuthTries), refused keys included.
+MOST_KEYS = 5
 
 
 class HostKeyError(PermanentError):
@@ -178,9 +181,6 @@ def _name(host: str, port: int) -> str:
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 
-_MAX_BYTES = 1 << 16
-# sshd allows six attempts (MaxAuthTries), refused keys included.
-MOST_KEYS = 5
 _environment = threading.Lock()
 
 

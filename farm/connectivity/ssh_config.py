@@ -34,6 +34,8 @@ _MOST_JUMPS = 8
 _ASK_TIMEOUT_S = 20.0
 _JUMP = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:@]+))(?::(?P<port>\d+))?")
 _TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
+# The order of OpenSSH's own client (ssh_config(5), IdentityFile), without types that no board has.
+_USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,10 +252,6 @@ def _find_agent(named: str) -> str:
     if named and named != "SSH_AUTH_SOCK":
         return str(Path(os.path.expandvars(named)).expanduser())
     return os.environ.get("SSH_AUTH_SOCK", "")
-
-
-# The order of OpenSSH's own client (ssh_config(5), IdentityFile), without types that no board has.
-_USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAddress:

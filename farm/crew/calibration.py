@@ -31,6 +31,20 @@ RUN_TIMEOUT_S = 30.0
 # A board's first worker reads TVM from its disk: beside a busy host, an emulated board took more than 10 s.
 LOAD_TIMEOUT_S = 60.0
 _MEMORY_BYTES = 256 << 20
+# Resamples of each bootstrap (Efron & Tibshirani 1993, An Introduction to the Bootstrap, ch. 13: 1000 or more for
+# percentile intervals), and a fixed seed, so that equal samples give equal answers.
+_RESAMPLES = 2000
+_SEED = 0
+# Below this a percentile interval of a median is too narrow; five values bound it by their extremes with 93.75 %
+# confidence (order statistics: 1 - 2 / 2**5).
+MIN_SAMPLES = 5
+# Our choice: well above the scatter of repeated runs of one healthy board, below what would spoil a comparison.
+DRIFT_TOLERANCE = 0.03
+# Boards of one type differ by binning, cooling and supply; more than this has another cause.
+TYPE_TOLERANCE = 0.10
+_Floats = np.ndarray[Any, np.dtype[np.float64]]
+# Of each board of the type.
+_RUNS = 30
 
 
 def require_kernel(kernels: golden.GoldenKernels, kind: BoardType | None, architecture: str) -> golden.GoldenKernel:
@@ -58,21 +72,6 @@ def check(outcome: Outcome, outputs: Arrays) -> None:
         raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
     if wrong := golden.find_mismatch(outputs):
         raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
-
-
-# Resamples of each bootstrap (Efron & Tibshirani 1993, An Introduction to the Bootstrap, ch. 13: 1000 or more for
-# percentile intervals), and a fixed seed, so that equal samples give equal answers.
-_RESAMPLES = 2000
-_SEED = 0
-# Below this a percentile interval of a median is too narrow; five values bound it by their extremes with 93.75 %
-# confidence (order statistics: 1 - 2 / 2**5).
-MIN_SAMPLES = 5
-# Our choice: well above the scatter of repeated runs of one healthy board, below what would spoil a comparison.
-DRIFT_TOLERANCE = 0.03
-# Boards of one type differ by binning, cooling and supply; more than this has another cause.
-TYPE_TOLERANCE = 0.10
-
-_Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +164,6 @@ def _to_array(values: Sequence[float]) -> _Floats:
 
 def _resample_medians(values: _Floats, rng: np.random.Generator) -> _Floats:
     return np.asarray(np.median(rng.choice(values, size=(_RESAMPLES, values.size)), axis=1))
-
-
-# Of each board of the type.
-_RUNS = 30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,9 @@ from device_agent.protocol import StrEnum
 from farm.errors import BoardHostileError, BoardUnsafeError, FarmError, InvalidReplyError, UsageError
 from farm.values import Health, HealthHistory, Standing, Transition
 
+# Probes and faults change these; the others wait for an operator.
+_IN_SERVICE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
+
 
 class Kind(StrEnum):
     """What can be observed of a board."""
@@ -49,8 +52,6 @@ COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kin
 _BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED, Kind.INVALID_REPLY})
 # Not faults: they do not quarantine, so a board is back as soon as the cause is gone.
 _DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT})
-# Probes and faults change these; the others wait for an operator.
-_IN_SERVICE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 
 # command -> the healths it applies to, where it leads
 _COMMANDED = {

@@ -24,6 +24,9 @@ from farm.values import Virtual
 
 # As many as leave the host something to search and compile on.
 _COUNT = 2
+# An agent starts in 2 s on an idle machine.
+AGENT_START_TIMEOUT_S = 30.0
+FIRST_AGENT_PORT = 9090
 
 
 def require_model(kind: BoardType) -> None:
@@ -49,11 +52,6 @@ def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
     for seed, name in enumerate(added):
         store.boards.register(name, kind.name, Virtual(seed), {}, by=by)
     return added
-
-
-# An agent starts in 2 s on an idle machine.
-AGENT_START_TIMEOUT_S = 30.0
-FIRST_AGENT_PORT = 9090
 
 
 class LocalFarm(Closing):

@@ -27,6 +27,13 @@ from farm.values import BoardRequest, Health, Lease, WorkKind
 _SIGNS_PER_TTL = 3
 # Boards that are explained; a rack has dozens.
 _MOST_SAID = 3
+MOST_S = 7 * 86400.0
+_MOST_WHY = 200
+_LOOK_S = 0.5
+# How often to repeat that the board is still waited for.
+_REMIND_S = 30.0
+# A broken board may be reserved for repair.
+_ALLOWED = frozenset(Health) - {Health.RETIRED}
 
 
 class QueueEntry:
@@ -182,15 +189,6 @@ def _explain_in_words(
     if (why := plan.why.get(request.id)) and why not in " ".join(said):
         said.insert(0, why)
     return "; ".join(said) or "takes one now"
-
-
-MOST_S = 7 * 86400.0
-_MOST_WHY = 200
-_LOOK_S = 0.5
-# How often to repeat that the board is still waited for.
-_REMIND_S = 30.0
-# A broken board may be reserved for repair.
-_ALLOWED = frozenset(Health) - {Health.RETIRED}
 
 
 def reserve(

@@ -32,6 +32,13 @@ COMMON = ("board_type", "architecture", "simulated")
 
 # Asked only after a failure on a board, or before one is taken.
 _TRACKER_TIMEOUT_S = 2.0
+# Statuses of a point that was not reached: the board may not have it, or not now. Never the candidate's fault.
+_PIN_TROUBLE = {
+    PinStatus.REFUSED: ("the board does not have the operating point", UsageError),
+    PinStatus.UNAVAILABLE: ("the board's clocks cannot be held", UnavailableError),
+    PinStatus.BUSY: ("another client holds the board's clocks", TransientError),
+    PinStatus.FAILED: ("the operating point was not reached", TransientError),
+}
 
 
 def find_difference(found: Mapping[str, Any], like: Mapping[str, Any]) -> str:
@@ -98,15 +105,6 @@ class Site(Place, Protocol):
 
         Raises UnavailableError or DeadlineError after too long without success.
         """
-
-
-# Statuses of a point that was not reached: the board may not have it, or not now. Never the candidate's fault.
-_PIN_TROUBLE = {
-    PinStatus.REFUSED: ("the board does not have the operating point", UsageError),
-    PinStatus.UNAVAILABLE: ("the board's clocks cannot be held", UnavailableError),
-    PinStatus.BUSY: ("another client holds the board's clocks", TransientError),
-    PinStatus.FAILED: ("the operating point was not reached", TransientError),
-}
 
 
 def pin_outcome(report: PinReport, board: str, simulated: bool = False) -> Outcome:

@@ -23,6 +23,11 @@ _KINDS = {"classifier": CLASSIFY, "detector": DETECT}
 _ARRAYS = ".npz"
 # COCO's largest list of boxes has 448 MB.
 _MOST_BYTES = 1 << 29
+_HINTS = {
+    CLASSIFY: "Put images into a folder per class, or beside a CSV with the columns file and label.",
+    DETECT: "Put images beside one COCO JSON file with images, annotations and categories.",
+    ERROR: "Put images or .npz files with inputs into it.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +72,6 @@ def read_dataset(folder: Path, task: str, labels: Sequence[str], classes: int, l
         for path in (each.path for each in found if each.path.suffix.lower() != _ARRAYS):
             tasks.read_image(path, 3)
     return found
-
-
-_HINTS = {
-    CLASSIFY: "Put images into a folder per class, or beside a CSV with the columns file and label.",
-    DETECT: "Put images beside one COCO JSON file with images, annotations and categories.",
-    ERROR: "Put images or .npz files with inputs into it.",
-}
 
 
 def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:

@@ -46,6 +46,7 @@ _GROWTH = 8
 Say = Callable[[str], None]
 # Outputs of inferences on inputs by the model's names.
 Run = Callable[[Sequence[Mapping[str, Any]]], list[list[Any]]]
+INT8 = "int8"
 
 
 @dataclasses.dataclass
@@ -280,9 +281,6 @@ def open_artifact(artifact: Artifact, board: HeldForModels) -> Run:
         return found
 
     return run
-
-
-INT8 = "int8"
 
 
 def read_precisions(text: str) -> list[str]:

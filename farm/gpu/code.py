@@ -58,6 +58,14 @@ NEWEST = {
     "12.4": "8.4",
     "12.6": "8.5",
 }
+PLUGIN = "libtvm_farm_cuda.so"
+DRIVER = "libcuda_virtual.so"
+_TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
+# Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
+_MARK = b"FARMGPU2"
+# The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability").
+THREADS_PER_BLOCK = 1024
 
 
 def compile_ptx(source: str, arch: str) -> str:
@@ -224,17 +232,6 @@ def _require(usage: Usage, limits: PtxLimits) -> None:
     ):
         if has > may:
             raise CodeRefusedError(f"the kernel {usage.kernel} needs {has} {what} per block; the GPU has {may}")
-
-
-PLUGIN = "libtvm_farm_cuda.so"
-DRIVER = "libcuda_virtual.so"
-_TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
-
-# Marks machine code for the virtual driver; its size and content follow. The plug-in takes it for text.
-_MARK = b"FARMGPU2"
-# The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
-# Capability").
-THREADS_PER_BLOCK = 1024
 
 
 def build_plugin(folder: Path, triple: str | None) -> Path:

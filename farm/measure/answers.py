@@ -56,6 +56,14 @@ _MAY_BE_NEGATIVE = frozenset(
 )
 # Statuses that only the coordinator sets.
 _NEVER_A_BOARDS = frozenset({Status.BUILD_FAILED, Status.BUILD_TIMEOUT, Status.WRONG_RESULT, Status.BOARD_LOST})
+# An agent with a client answers all the same; ending a session takes it 2 s at most, a tunnel some more.
+FENCE_TIMEOUT_S = 5.0
+_MAX_ANSWER_BYTES = 1 << 16
+_MAX_TEXT = 200
+# A tracker tells of all its agents at once: a thousand boards that are opened together would ask a thousand times.
+_KNOWN_S = 5.0
+# Used only for the text of an error.
+_HOLDER_TIMEOUT_S = 2.0
 
 
 def require_own_protocol(key: str, description: str) -> None:
@@ -154,16 +162,8 @@ def _find_bounds(name: str) -> tuple[float, float]:
     return -_HIGHEST if name in _MAY_BE_NEGATIVE else 0, _HIGHEST
 
 
-# An agent with a client answers all the same; ending a session takes it 2 s at most, a tunnel some more.
-FENCE_TIMEOUT_S = 5.0
-_MAX_ANSWER_BYTES = 1 << 16
-_MAX_TEXT = 200
-# A tracker tells of all its agents at once: a thousand boards that are opened together would ask a thousand times.
-_KNOWN_S = 5.0
 _agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
-# Used only for the text of an error.
-_HOLDER_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)
 
 

@@ -49,6 +49,9 @@ import tvm  # noqa: E402
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 from tvm.s_tir.analysis import estimate_tir_flops  # noqa: E402
 
+# MetaSchedule writes a module's length before its text, and its reader trusts it.
+_LENGTH_BYTES = 8
+
 
 @as_tvm_object
 class FarmDatabase(ms.database.PyDatabase):
@@ -293,8 +296,6 @@ def _how_we_end() -> str:
 
 
 _WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
-# MetaSchedule writes a module's length before its text, and its reader trusts it.
-_LENGTH_BYTES = 8
 
 
 def read_files(payload: bytes) -> bytes:

@@ -49,6 +49,12 @@ _KINDS: dict[str, Any] = {
     "Mapping[str, Any]": dict,
     "Mapping[str, Any] | None": (dict, type(None)),
 }
+FORMAT = "tvm-farm records/1"
+# A hundred thousand records with the longest traces are smaller; reading takes five times as much memory.
+_MOST_BYTES = 512 << 20
+_LIMITS = confined.ConfinedLimits(memory_bytes=6 << 30, timeout_s=900.0)
+# TVM writes this flag as a number, and then reads another function.
+_FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
 
 def require_bundle(bundle: RecordBundle) -> None:
@@ -162,12 +168,6 @@ def _require(fine: bool, problem: str) -> None:
 
 
 WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_record.json", "farm_records.json"
-FORMAT = "tvm-farm records/1"
-# A hundred thousand records with the longest traces are smaller; reading takes five times as much memory.
-_MOST_BYTES = 512 << 20
-_LIMITS = confined.ConfinedLimits(memory_bytes=6 << 30, timeout_s=900.0)
-# TVM writes this flag as a number, and then reads another function.
-_FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
 
 def write_folder(bundle: RecordBundle, folder: Path) -> int:

@@ -32,6 +32,10 @@ _BY_TUPLES = ("GatherND", "ScatterND")
 _PASSING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
+Array = npt.NDArray[np.generic]
+# The limit of one message.
+_MOST_BYTES = 1 << 31
+_EDGES = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, -6.0)
 
 
 def find_rows(model: onnx.ModelProto) -> dict[str, int]:
@@ -92,13 +96,6 @@ def _count_rows(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
         return min(shape)
     axis = next((int(each.i) for each in node.attribute if each.name == "axis"), 0)
     return shape[axis] if -len(shape) <= axis < len(shape) else 0
-
-
-Array = npt.NDArray[np.generic]
-
-# The limit of one message.
-_MOST_BYTES = 1 << 31
-_EDGES = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, -6.0)
 
 
 @dataclasses.dataclass(frozen=True)

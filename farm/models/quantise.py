@@ -24,6 +24,9 @@ _SIGNED_OPERAND = {
     "ConvInteger": (1, 3), "DynamicQuantizeMatMul": (1, 3), "MatMulInteger": (1, 3), "MatMulIntegerToFloat": (1, 5),
     "QAttention": (1, 7), "QGemm": (3, 5), "QLinearConv": (3, 5), "QLinearMatMul": (3, 5),
 }  # fmt: skip
+Arrays = Mapping[str, npt.NDArray[Any]]
+# Older opsets have no per-channel scale in QuantizeLinear.
+_LEAST_OPSET = 13
 
 
 def open_session(data: bytes, *, optimised: bool = True) -> Any:
@@ -89,12 +92,6 @@ def _find_types(model: onnx.ModelProto) -> dict[str, int]:
     values = [*inferred.input, *inferred.value_info, *inferred.output]
     found = {each.name: each.type.tensor_type.elem_type for each in values}
     return found | {each.name: each.data_type for each in model.graph.initializer}
-
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-# Older opsets have no per-channel scale in QuantizeLinear.
-_LEAST_OPSET = 13
 
 
 @dataclasses.dataclass(frozen=True)

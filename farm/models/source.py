@@ -40,6 +40,18 @@ _LOOKALIKES = (
     (b"<", "it is a web page or XML; the download probably failed"),
     (b"\x89HDF", "it is a Keras HDF5 file; convert it with tf2onnx first"),
 )
+# Inputs that are settings or statistics rather than trained weights, by operator.
+_SETTINGS: Mapping[str, tuple[int, ...]] = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "QuantizeLinear": (1, 2),
+    "Pad": (1, 2),
+    "Resize": (1, 2, 3),
+}
+_FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,21 +292,6 @@ def find_model(folder: Path, sha256: str) -> Path | None:
 
 def _locate(folder: Path, sha256: str) -> Path:
     return folder / sha256[:2] / f"{sha256}.onnx"
-
-
-# Inputs that are settings or statistics rather than trained weights, by operator.
-_SETTINGS: Mapping[str, tuple[int, ...]] = {
-    "BatchNormalization": (3, 4),
-    "Clip": (1, 2),
-    "DequantizeLinear": (1, 2),
-    "QuantizeLinear": (1, 2),
-    "Pad": (1, 2),
-    "Resize": (1, 2, 3),
-}
-
-_FLOATS = frozenset(
-    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,29 @@ from farm.models.onnx_builder import GraphBuilder
 
 # Three boxes of four coordinates, one score and 80 classes.
 _HEAD_CHANNELS = 3 * (4 + 1 + 80)
+# Scale of each residual, so that their sum does not grow with depth.
+_ADDED = 0.25
+Kernel = int | tuple[int, int]
+# (squeeze, expand) channels of the eight fire modules of SqueezeNet 1.1; "M" is a pooling step.
+_FIRES: tuple[tuple[int, int] | str, ...] = (
+    *((16, 64), (16, 64), "M"),
+    *((32, 128), (32, 128), "M"),
+    *((48, 192), (48, 192), (64, 256), (64, 256)),
+)
+# (expansion, channels, repeats, stride) of MobileNet v2, table 2 of arXiv 1801.04381.
+_INVERTED_RESIDUALS = (
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+)
+# EfficientNet-Lite0 (github.com/tensorflow/tpu, efficientnet/lite): kernel, stride, expansion, channels, repeats.
+_LITE0 = (
+    *((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3)),
+    *((5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1)),
+)
+_LITE_EPSILON = 1e-3
+DEFAULT = "squeezenet1.1"
+_ENDS = ("inputs", "outputs")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def yolov4_tiny(g: GraphBuilder, x: str) -> tuple[str, str]:
@@ -49,8 +72,6 @@ def _head(g: GraphBuilder, x: str) -> str:
 
 
 _EMBEDDING, _HEADS, _LAYERS, _INNER = 768, 12, 12, 3072
-# Scale of each residual, so that their sum does not grow with depth.
-_ADDED = 0.25
 
 
 def vit_b16(g: GraphBuilder, x: str) -> str:
@@ -78,9 +99,6 @@ def _attend(g: GraphBuilder, x: str) -> str:
     return g.linear(
         g.reshape(g.transpose(mixed, (0, 2, 1, 3), each), (0, 0, _EMBEDDING), _EMBEDDING), _EMBEDDING, gain=_ADDED
     )
-
-
-Kernel = int | tuple[int, int]
 
 
 def inception_v3(g: GraphBuilder, x: str) -> str:
@@ -153,20 +171,6 @@ def _sides(g: GraphBuilder, x: str) -> tuple[str, str]:
 
 def _pool(g: GraphBuilder, x: str, channels: int) -> str:
     return _conv(g, g.average_pool(x, 3, stride=1, pad=1), channels, 1)
-
-
-# (squeeze, expand) channels of the eight fire modules of SqueezeNet 1.1; "M" is a pooling step.
-_FIRES: tuple[tuple[int, int] | str, ...] = (
-    *((16, 64), (16, 64), "M"),
-    *((32, 128), (32, 128), "M"),
-    *((48, 192), (48, 192), (64, 256), (64, 256)),
-)
-
-# (expansion, channels, repeats, stride) of MobileNet v2, table 2 of arXiv 1801.04381.
-_INVERTED_RESIDUALS = (
-    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
-)
 
 
 def squeezenet(g: GraphBuilder, x: str) -> str:
@@ -254,14 +258,6 @@ def _inverted_residual(g: GraphBuilder, x: str, expansion: int, channels: int, s
     return g.add(x, y) if stride == 1 and g.channels(x) == channels else y
 
 
-# EfficientNet-Lite0 (github.com/tensorflow/tpu, efficientnet/lite): kernel, stride, expansion, channels, repeats.
-_LITE0 = (
-    *((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3)),
-    *((5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1)),
-)
-_LITE_EPSILON = 1e-3
-
-
 def efficientnet_lite0(g: GraphBuilder, x: str) -> str:
     """EfficientNet-Lite0, 1000 classes; TensorFlow's padding puts the odd pixel last."""
     x = _lite_conv(g, x, 32, 3, stride=2)
@@ -295,9 +291,6 @@ def mlp(g: GraphBuilder, x: str) -> str:
     for features in (256, 128):
         x = g.relu(g.dense(x, features, gain=2.0))
     return g.dense(x, 10)
-
-
-DEFAULT = "squeezenet1.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,6 +336,4 @@ def _read_zoo() -> Iterator[ZooModel]:
         yield ZooModel(name, entry.pop("description"), inputs, outputs, network=network, **entry)
 
 
-_ENDS = ("inputs", "outputs")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ZOO: Mapping[str, ZooModel] = {model.name: model for model in _read_zoo()}

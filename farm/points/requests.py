@@ -20,6 +20,8 @@ from farm.inventory.board_types import BoardType
 from farm.points.grid import GPU, MEMORY
 from farm.values import DEFAULT_POINT
 
+ALL = "all"
+
 
 def find_clocks(board_type: BoardType, description: Mapping[str, Any]) -> Clocks | None:
     """Return the clocks of a board's last description, else those of its type's file; None where neither has any."""
@@ -44,9 +46,6 @@ def find_clocks(board_type: BoardType, description: Mapping[str, Any]) -> Clocks
         memory=DomainClocks(MEMORY, available_hz=memory.freqs_hz) if memory else None,
         power_modes=tuple(mode.name for mode in board_type.power_modes),
     )
-
-
-ALL = "all"
 
 
 def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:

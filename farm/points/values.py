@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 
 from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
 
+# Half the width of a 95 % interval of a normal distribution, in standard deviations.
+Z95 = 1.959964
+
 
 def format_threads(threads: int) -> str:
     """Format a count: `1 thread`, `4 threads`."""
@@ -44,10 +47,6 @@ def format_clocks(outcome: Outcome, clusters: Mapping[str, Collection[int]], *, 
     if on_gpu and held.gpu_freq_hz:
         words.append(f"gpu={format_mhz(held.gpu_freq_hz)}MHz")
     return ", ".join(words)
-
-
-# Half the width of a 95 % interval of a normal distribution, in standard deviations.
-Z95 = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)

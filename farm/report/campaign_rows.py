@@ -26,6 +26,14 @@ _SIDES = {
     "farm": "farm: measured again, no board blamed",
     "sample": "sample: too noisy or at wrong clocks, measured again",
 }
+# On narrower terminals the least important columns are left out, so that names stay readable.
+_FULL_WIDTH = 100
+# `farm campaign show --json` says in full why a task has ended.
+_STATE_WIDTH = 16
+# Lines around the tasks: titles, a rule, and up to six below.
+_OTHER_LINES = 9
+# Boards named one by one; more are counted.
+_MOST_BOARDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,14 +239,6 @@ _TITLES = (
     ("Weighted\n(us)", True),
     (_STATE, True),
 )
-# On narrower terminals the least important columns are left out, so that names stay readable.
-_FULL_WIDTH = 100
-# `farm campaign show --json` says in full why a task has ended.
-_STATE_WIDTH = 16
-# Lines around the tasks: titles, a rule, and up to six below.
-_OTHER_LINES = 9
-# Boards named one by one; more are counted.
-_MOST_BOARDS = 8
 
 
 def draw(

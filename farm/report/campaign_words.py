@@ -36,6 +36,13 @@ _SAID = {
 }
 # Each task's search says this at its start: dozens of lines that are summed up.
 _SUMMED = "warm_start"
+# The report has the last events; the JSON has all.
+_MOST_EVENTS = 40
+# Options named for a task; the JSON has all.
+_MOST_OPTIONS = 4
+# Models named at the top; all are in the table below.
+_MOST_ANSWERS = 3
+Document = Mapping[str, Any]
 
 
 def tell(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
@@ -49,15 +56,6 @@ def tell(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
             continue
         said = _SAID.get(each["kind"], each["kind"].replace("_", " "))
         yield each["at"], ": ".join(part for part in (said, each["message"]) if part)
-
-
-# The report has the last events; the JSON has all.
-_MOST_EVENTS = 40
-# Options named for a task; the JSON has all.
-_MOST_OPTIONS = 4
-# Models named at the top; all are in the table below.
-_MOST_ANSWERS = 3
-Document = Mapping[str, Any]
 
 
 def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:

@@ -15,6 +15,8 @@ from farm.report.charts import Chart, ChartAxis, Marks, Panel, Reference
 from farm.report.results import OURS, SCORES, Costs, Figure, list_figures, say_latency, say_score
 from farm.store.results import StoredResult
 
+_HEAD = ("model", "precision", "batch", "board", "rival", "log2_gain", "latency_s", "rival_s", "fps", "energy_j")
+
 
 @dataclasses.dataclass(frozen=True)
 class MatrixCell:
@@ -76,9 +78,6 @@ def say_doubts(cells: Sequence[MatrixCell]) -> list[str]:
     results = sorted({each.result for each in cells if each.figure.doubt})
     numbers = ", ".join(map(str, results))
     return [f"Doubtful, and not counted: results {numbers}; `farm result show` says why"] if results else []
-
-
-_HEAD = ("model", "precision", "batch", "board", "rival", "log2_gain", "latency_s", "rival_s", "fps", "energy_j")
 
 
 def write_csv(cells: Sequence[MatrixCell], costs: Costs) -> str:

@@ -18,6 +18,15 @@ _ROLES = {OURS: charts.OURS, RULE: charts.OURS, BASELINE: charts.BASELINE, UNTUN
 # A label, a colour, and `median`, `mean`, `std`, `min` and `max` in seconds.
 Runs = Sequence[tuple[str, str, Mapping[str, float]]]
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1.5, 2)))
+HEADS = {
+    "top1": "Top 1 (%)",
+    "top5": "Top 5 (%)",
+    "map50": "mAP50 (%)",
+    "map": "mAP50:95 (%)",
+    "error": "Error, RMS (%)",
+}
+_MOST_LAYERS = 24
+_UNKNOWN = "unknown"
 
 
 def write_bench_report(document: dict[str, Any], folder: Path) -> list[str]:
@@ -108,15 +117,6 @@ def plan_batches(
     caption = "Throughput and latency over the batch size"
     note = "Medians. A program that takes no such batch has no point there."
     return Chart(name, caption, title, subtitle, tuple(panels), 2.9, simulated, note, widths=(1.0, 1.0))
-
-
-HEADS = {
-    "top1": "Top 1 (%)",
-    "top5": "Top 5 (%)",
-    "map50": "mAP50 (%)",
-    "map": "mAP50:95 (%)",
-    "error": "Error, RMS (%)",
-}
 
 
 def name_row(row: Mapping[str, Any]) -> str:
@@ -214,10 +214,6 @@ def write_evaluate_report(document: Mapping[str, Any], folder: Path) -> list[str
     )
     text = json.dumps(document, indent=2) + "\n"
     return list(pages.write_page(folder, "evaluate", page, pictures, {"json": text}).values())
-
-
-_MOST_LAYERS = 24
-_UNKNOWN = "unknown"
 
 
 def write_explain_report(document: Mapping[str, Any], folder: Path) -> list[str]:

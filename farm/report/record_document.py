@@ -20,6 +20,10 @@ from farm.units import format_latency, parse_duration_s
 from farm.values import DEFAULT_POINT, Record, Workload, operator_kind
 
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
+# The decision in a record's evidence, in words.
+DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
+_COSTS = {"latency": ("takes", "as long"), "energy": ("uses", "the energy"), "edp": ("has", "the energy times latency")}
+_OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +147,6 @@ def to_time(option: str, text: str) -> float:
         return time.time() - parse_duration_s(text)
     except ValueError:
         raise UsageError(f"{option} {text!r} is neither a date nor a duration", "Examples: 2026-11-22, 7d.") from None
-
-
-# The decision in a record's evidence, in words.
-DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
-_COSTS = {"latency": ("takes", "as long"), "energy": ("uses", "the energy"), "edp": ("has", "the energy times latency")}
-_OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 
 def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:

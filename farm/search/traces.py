@@ -36,6 +36,18 @@ from farm.search.tvm_errors import find_reason
 from farm.values import Workload
 
 _Instructions = list[list[Any]]
+# TVM refuses plans whose shapes it cannot prove; one of the first few is usually accepted, or none is.
+_MOST_TRIED = 8
+# Rows per process: small enough to report progress and to find a row that crashes TVM.
+_BATCH = 200
+_LIMITS = confined.ConfinedLimits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
+# The deepest function of the zoo has 49 levels; TVM reads them recursively on a stack of 8 MB.
+_MOST_DEPTH = 2000
+# MetaSchedule nests nothing deeper.
+_MOST_NESTED = 100
+_LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
+# Fields that hold a number; all others hold the index of a node.
+_NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
 def dump(item: Any, entry: Any, target: Any) -> str:
@@ -175,9 +187,6 @@ def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _I
 
 _log = logging.getLogger(__name__)
 
-# TVM refuses plans whose shapes it cannot prove; one of the first few is usually accepted, or none is.
-_MOST_TRIED = 8
-
 
 @dataclasses.dataclass(frozen=True)
 class Default:
@@ -233,18 +242,6 @@ def describe_default(workload: Workload) -> str:
     if found is None:
         return "none"
     return found.family + (f" ({', '.join(found.refused)} refused)" if found.refused else "")
-
-
-# Rows per process: small enough to report progress and to find a row that crashes TVM.
-_BATCH = 200
-_LIMITS = confined.ConfinedLimits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
-# The deepest function of the zoo has 49 levels; TVM reads them recursively on a stack of 8 MB.
-_MOST_DEPTH = 2000
-# MetaSchedule nests nothing deeper.
-_MOST_NESTED = 100
-_LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
-# Fields that hold a number; all others hold the index of a node.
-_NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
 def find_mismatched(stored: Sequence[Workload], candidates: Iterable[tuple[str, str, str]] = ()) -> dict[str, str]:

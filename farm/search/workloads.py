@@ -21,6 +21,9 @@ from farm.search.graph import half_precision, importer, in_place_concat, pipelin
 from farm.search.tvm_env import ms
 from farm.values import COMPUTED_PREFIX, Workload
 
+# Data movement that a function may apply to its first argument before it computes.
+_MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|mirror_pad|pad)_)+")
+
 
 def canonical_json(module: Any) -> str:
     """Return a function's module in TVM's JSON with canonical names; structurally equal to the original."""
@@ -55,10 +58,6 @@ def list_blocks(module: Any) -> list[str]:
 def number_blocks(blocks: list[str]) -> dict[str, str]:
     """Map the names of `list_blocks` to canonical ones."""
     return {name: f"block_{number}" for number, name in enumerate(blocks)}
-
-
-# Data movement that a function may apply to its first argument before it computes.
-_MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|mirror_pad|pad)_)+")
 
 
 def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str, *, casts: bool = True) -> str:

@@ -20,6 +20,9 @@ from farm.selection.tie import Judgement, Ratio, TieRule
 from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
 
+# Returns a workload's hash for another target (TVM's dict).
+HashFor = Callable[[Mapping[str, Any]], str]
+
 
 @dataclasses.dataclass(frozen=True)
 class Conclusion:
@@ -160,10 +163,6 @@ class Decision:
 def _finite(value: float) -> float | None:
     """Return None for infinity, which JSON lacks."""
     return value if value < float("inf") else None
-
-
-# Returns a workload's hash for another target (TVM's dict).
-HashFor = Callable[[Mapping[str, Any]], str]
 
 
 class RecordFit(StrEnum):

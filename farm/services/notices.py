@@ -50,6 +50,12 @@ CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
 TIMEOUT_S = 10.0
 # What a server may answer to be asked again.
 _AGAIN = (408, 425, 429)
+# What waits stays in the store: this many are taken at once.
+_MOST = 100
+# An attempt under way may end first.
+_STOP_TIMEOUT_S = TIMEOUT_S + 5.0
+_NEARLY_FULL = "store_nearly_full"
+_OVER = ("campaign_finished", "campaign_failed", "campaign_cancelled")
 
 
 class WayDocument(documents.StrictModel):
@@ -164,14 +170,8 @@ def _post(way: WayDocument, url: str, body: bytes, timeout_s: float) -> None:
 
 
 _PERIOD_S, _DISK_PERIOD_S = 1.0, 60.0
-# What waits stays in the store: this many are taken at once.
-_MOST = 100
 # Tried again after these, doubling, until a notice is too old to be news.
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _GIVE_UP_S = 1.0, 60.0, 3600.0
-# An attempt under way may end first.
-_STOP_TIMEOUT_S = TIMEOUT_S + 5.0
-_NEARLY_FULL = "store_nearly_full"
-_OVER = ("campaign_finished", "campaign_failed", "campaign_cancelled")
 
 _log = logging.getLogger(__name__)
 

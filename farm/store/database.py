@@ -27,6 +27,9 @@ BUSY_TIMEOUT_S = 30.0
 
 # One open database, safe for several threads and processes. A string: PostgreSQL's driver is an optional dependency.
 Database: TypeAlias = "sqlite.SqliteDatabase | postgresql.PostgresqlDatabase"
+# Append-only tables, with the name of their rows.
+APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
+_FUNCTION = "farm_append_only"
 
 
 def open_database(location: StoreLocation) -> Database:
@@ -109,12 +112,6 @@ def translated(database: Database) -> Iterator[None]:
     except errors as error:
         # SQLAlchemy wraps errors of its cursors, but not those of a new connection's first statements.
         raise database.translate(getattr(error, "orig", None) or error) from error
-
-
-# Append-only tables, with the name of their rows.
-APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
-
-_FUNCTION = "farm_append_only"
 
 
 def make_tables(connection: sa.Connection, revision: str) -> None:

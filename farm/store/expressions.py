@@ -16,15 +16,13 @@ OF_CANDIDATE = ("workload", "board_type", "operating_point", "simulated", "candi
 
 # Imported trials may hold any number: a median outside these bounds is no time that a run takes.
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
+# The state of the campaign that imported trials are kept under.
+IMPORTED = "imported"
 
 
 def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a median in seconds is a possible time."""
     return median_s.between(SHORTEST_S, LONGEST_S)
-
-
-# The state of the campaign that imported trials are kept under.
-IMPORTED = "imported"
 
 
 def is_own_trial(of: sa.FromClause = trials) -> sa.ColumnElement[bool]:

@@ -33,6 +33,8 @@ PATIENCE_S = 30.0
 BAR_S = 120.0
 
 _KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
+# As long as a lease: a dead engine has lost its boards by then, too.
+ENGINE_TTL_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +266,6 @@ def _find_work(
     else:
         may_ask = keeper not in fact.barred and (board in wanted or fact.lost)
     return "ask" if may_ask and not asked else ""
-
-
-# As long as a lease: a dead engine has lost its boards by then, too.
-ENGINE_TTL_S = 60.0
 
 
 class Engines(StorePart):

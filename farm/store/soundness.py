@@ -23,6 +23,31 @@ from farm.values import Health
 _COMPUTED = re.compile(r"\b(CHECK|GENERATED|VIRTUAL)\b|\bAS\s*\(|\bON\s+CONFLICT\b", re.IGNORECASE)
 _UNIQUE = re.compile(r"CREATE\s+UNIQUE\b", re.IGNORECASE)
 _MOST_OBJECTS = 1000
+# Enough to report: a damaged file has more errors than a person reads.
+MOST_PROBLEMS = 20
+_STEPS_PER_LOOK = 100_000
+# Dates in seconds since 1970, up to the year 5138: calendars end there.
+_LATEST_S = 1e11
+# A farm's deepest document has ten levels; Python's parser recurses at each.
+_MOST_NESTED = 50
+_LONGEST_IDENTITY = 64
+# In JSON: numbers that may be infinite or too long for Python, and halves of characters.
+_SUSPECT = re.compile(rb"\d{300}|\d[eE]\+?\d{3}|\\u[dD][89a-fA-F]")
+# The SQLite types accepted in a column; an integer is a valid float.
+_TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
+    (sa.JSON, ("text",)),
+    (sa.Boolean, ("integer",)),
+    (sa.Integer, ("integer",)),
+    (sa.Float, ("real", "integer")),
+    (sa.Text, ("text",)),
+)
+_LIST_COLUMNS = frozenset({"arguments", "samples_s"})
+_WORDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("boards", "health"): tuple(map(str, Health)),
+    ("trials", "status"): tuple(map(str, Status)),
+}
+# Without them trials could be changed or deleted.
+_TRIGGERS = frozenset(f"{table}_no_{action}" for table in APPEND_ONLY for action in ("update", "delete"))
 
 
 def find_foreign(connection: sqlite3.Connection) -> list[str]:
@@ -96,37 +121,12 @@ def _read_unique(connection: sqlite3.Connection, table: str) -> frozenset[frozen
     )
 
 
-# Enough to report: a damaged file has more errors than a person reads.
-MOST_PROBLEMS = 20
 # A disk reads at least 5 MB/s; a slower check is stuck in an endless computation.
 _LEAST_S, _BYTES_PER_S = 60.0, 5e6
-_STEPS_PER_LOOK = 100_000
-# Dates in seconds since 1970, up to the year 5138: calendars end there.
-_LATEST_S = 1e11
 # Above all numbers of a farm, FLOP included; JSON and boards' counters hold integers up to 2^53.
 _MOST_FLOAT, _MOST_INTEGER = 1e18, 2**53
-# A farm's deepest document has ten levels; Python's parser recurses at each.
-_MOST_NESTED = 50
-_LONGEST_IDENTITY = 64
-# In JSON: numbers that may be infinite or too long for Python, and halves of characters.
-_SUSPECT = re.compile(rb"\d{300}|\d[eE]\+?\d{3}|\\u[dD][89a-fA-F]")
-# The SQLite types accepted in a column; an integer is a valid float.
-_TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
-    (sa.JSON, ("text",)),
-    (sa.Boolean, ("integer",)),
-    (sa.Integer, ("integer",)),
-    (sa.Float, ("real", "integer")),
-    (sa.Text, ("text",)),
-)
 # The shapes of JSON columns; a nullable one holds SQL's null or JSON's.
 _LISTS, _OBJECTS, _NOTHING = "'array'", "'object'", ", 'null'"
-_LIST_COLUMNS = frozenset({"arguments", "samples_s"})
-_WORDS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("boards", "health"): tuple(map(str, Health)),
-    ("trials", "status"): tuple(map(str, Status)),
-}
-# Without them trials could be changed or deleted.
-_TRIGGERS = frozenset(f"{table}_no_{action}" for table in APPEND_ONLY for action in ("update", "delete"))
 
 
 def find_problems(path: Path) -> list[str]:

@@ -41,6 +41,7 @@ _BUILD_FAILS = 0.05
 _WRITES_S = 0.005
 UNTUNED_JSON = json.dumps({"candidate": "untuned", "latency_s": 0.01})
 ARGUMENTS = (((4,), "float32"),)
+_ERRORS = vars(ray_calls)["ray"].exceptions
 
 
 class PlayedCall(Future[Any]):
@@ -87,7 +88,6 @@ class Actor:
             reference.set_result(work(*arguments))
 
 
-_ERRORS = vars(ray_calls)["ray"].exceptions
 # In place of the module.
 PLAYED_RAY = types.SimpleNamespace(exceptions=_ERRORS, kill=Actor.end)
 

@@ -25,6 +25,7 @@ _LEAST_DELAY_S, _MOST_DELAY_S, _REPEAT_S = 0.0002, 0.003, 0.1
 
 # More than ten times as many as the longest farm takes.
 _MOST_TURNS = 1_000_000
+HOST: contextvars.ContextVar[PlayedHost] = contextvars.ContextVar("host")
 
 
 class PlayedHost:
@@ -36,9 +37,6 @@ class PlayedHost:
         self.name, self.pid = name, next(PlayedHost.numbers)
         self.skew_s = self.frozen_until_s = 0.0
         self.is_dead = False
-
-
-HOST: contextvars.ContextVar[PlayedHost] = contextvars.ContextVar("host")
 
 
 class PlayedLink:

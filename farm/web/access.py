@@ -32,6 +32,24 @@ from farm.processes.machine import name_user
 MEDIA_TYPE = "application/problem+json"
 # The longest text that a reply repeats.
 _LONGEST = 600
+COOKIE = "farm_session"
+TOKEN_FILE = "web.token"  # noqa: S105 - a file's name
+_BYTES = 24
+# RFC 9110, 7.2: a name or an address, in brackets where it has colons, and a port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
+_HOW = "Scripts send it: Authorization: Bearer TOKEN, as `farm web token` prints it. In a browser, sign in."
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+# Only our own files, no framing, no inline code or style.
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+FILE = "web-json"
+MOST = 1000
 
 
 class Refused(Exception):
@@ -76,24 +94,6 @@ def from_error(error: FarmError) -> ProblemDetails:
     else:
         status = 500
     return ProblemDetails(status, error.message, error.hint)
-
-
-COOKIE = "farm_session"
-TOKEN_FILE = "web.token"  # noqa: S105 - a file's name
-_BYTES = 24
-# RFC 9110, 7.2: a name or an address, in brackets where it has colons, and a port.
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
-_HOW = "Scripts send it: Authorization: Bearer TOKEN, as `farm web token` prints it. In a browser, sign in."
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-# Only our own files, no framing, no inline code or style.
-HEADERS: Mapping[str, str] = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 def read_token(home: Path, *, renew: bool = False) -> str:
@@ -217,10 +217,6 @@ def find_role(path: str) -> Role:
 def _owner() -> Person:
     """Return the holder of the farm's own token: the user that runs it."""
     return Person(name_user(), Role.OPERATOR)
-
-
-FILE = "web-json"
-MOST = 1000
 
 
 class Role(StrEnum):

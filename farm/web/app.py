@@ -32,6 +32,11 @@ from farm.web.pages import show
 from farm.web.view import View
 
 router = APIRouter(include_in_schema=False)
+# Requests served at once; others wait. Each has a store of its own.
+THREADS = 8
+_STATIC = Path(__file__).with_name("static")
+# Clients that have not signed in see these, from any address.
+_OPEN = ("/static/", "/sign-in", "/healthz")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +99,8 @@ def _name(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}: {' | '.join(kind for kind in kinds if kind)}"
 
 
-# Requests served at once; others wait. Each has a store of its own.
-THREADS = 8
 # Forms and API calls are short and arrive at once.
 _MOST_BYTES, _MOST_QUERY, _BODY_TIMEOUT_S = 64 << 10, 4096, 10.0
-_STATIC = Path(__file__).with_name("static")
-# Clients that have not signed in see these, from any address.
-_OPEN = ("/static/", "/sign-in", "/healthz")
 
 _log = logging.getLogger(__name__)
 

@@ -41,6 +41,14 @@ _TOLD_AT_MOST_EVERY_S = 60.0
 Part = tuple[str, str]
 
 _log = logging.getLogger(__name__)
+# A page is shown without an exporter that answers later.
+_TIMEOUT_S = 1.0
+_PREFIX = "device_agent_"
+_MAX_BYTES = 1 << 20
+# Exporters read a sensor at each request: several pages share one answer.
+_FRESH_S = 1.0
+# Readings kept for a chart, two seconds apart while a page is open.
+_KEPT_READINGS = 300
 
 
 class Hub:
@@ -108,16 +116,6 @@ class Hub:
                     yield ServerSentEvent(raw_data=text, event="parts")
         finally:
             self.watchers -= 1
-
-
-# A page is shown without an exporter that answers later.
-_TIMEOUT_S = 1.0
-_PREFIX = "device_agent_"
-_MAX_BYTES = 1 << 20
-# Exporters read a sensor at each request: several pages share one answer.
-_FRESH_S = 1.0
-# Readings kept for a chart, two seconds apart while a page is open.
-_KEPT_READINGS = 300
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,10 @@ from farm.values import DEFAULT_POINT
 KEPT_S = 3600.0
 # Readings of all boards at the start, and of one board in memory.
 _AT_START, _MOST = 2000, 1200
+# Runs of each board: enough for its past and its present.
+_RUNS = 40
+_FIRST_BREAK_S = 0.5
+MINUTE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +111,6 @@ def _numbers(values: Any) -> list[float]:
     return [float(each) for each in (values or {}).values() if isinstance(each, int | float)]
 
 
-# Runs of each board: enough for its past and its present.
-_RUNS = 40
-
-
 @dataclasses.dataclass(frozen=True)
 class GoldenDrift:
     """A board's latest run, and the median of its newest runs over that of its earlier ones; None: too few."""
@@ -162,8 +162,6 @@ class GoldenRuns:
 
 # Campaigns in memory, and stretches of work of one board: beyond these, short gaps are dropped.
 _MOST_CAMPAIGNS, _MOST_STRETCHES = 8, 1500
-_FIRST_BREAK_S = 0.5
-MINUTE_S = 60.0
 
 
 @dataclasses.dataclass

@@ -40,6 +40,10 @@ _REFUSED = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
 )
+# As for the tracker: a second farm on this machine finds room.
+_TRIES = 10
+# Running requests end after this; updates end at once.
+_GRACE_S = 2
 
 
 class Listener(socket.socket):
@@ -113,12 +117,6 @@ def find_network(text: str) -> str:
     if address.is_loopback:
         return "loopback"
     return str(address) if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
-
-
-# As for the tracker: a second farm on this machine finds room.
-_TRIES = 10
-# Running requests end after this; updates end at once.
-_GRACE_S = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,12 @@ from farm.web.series import Courses, Gauges, GoldenRuns
 
 Text = Annotated[str, Query(max_length=500)]
 T = TypeVar("T")
+_KEPT = 64
+_FOLDER = Path(__file__).parent
+# Events of boards after which their golden kernel's history begins anew.
+_NEW_HISTORY = ("replaced", "removed")
+# A running campaign saves its progress once a second; a page need not follow each.
+_CAMPAIGNS_PERIOD_S = 1.0
 
 
 def _read_query(group: Callable[..., T]) -> Callable[..., T]:
@@ -56,8 +62,6 @@ def _read_query(group: Callable[..., T]) -> Callable[..., T]:
 
 RecordFilters = Annotated[Filters, Depends(_read_query(Filters))]
 WantedArtifacts = Annotated[ArtifactFilters, Depends(_read_query(ArtifactFilters))]
-
-_KEPT = 64
 
 
 class SweepDocuments:
@@ -110,13 +114,6 @@ class Stores:
             free, self._free = self._free, []
         for store in free:
             store.close()
-
-
-_FOLDER = Path(__file__).parent
-# Events of boards after which their golden kernel's history begins anew.
-_NEW_HISTORY = ("replaced", "removed")
-# A running campaign saves its progress once a second; a page need not follow each.
-_CAMPAIGNS_PERIOD_S = 1.0
 
 
 class View:

@@ -26,6 +26,9 @@ _MOST_PIXELS = 50_000_000
 _MOST_BYTES = 1 << 29
 # TIFF 6.0, section 8.
 _BITS_PER_SAMPLE = 258
+# The grey padding in training of YOLOX and YOLOv8.
+_PADDING = 114
+_MOST_BOXES = 100
 
 
 def read_image(path: Path, channels: int) -> Any:
@@ -142,10 +145,7 @@ def say(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-# The grey padding in training of YOLOX and YOLOv8.
-_PADDING = 114
 _LEAST_SCORE, _MOST_OVERLAP = 0.25, 0.45
-_MOST_BOXES = 100
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,8 @@ _GROWTH_MARGIN = 1.2
 _CALLS_BESIDE = 1
 # Loading depends on the board's file system and linker, not on the candidate.
 LOAD_S = 10.0
+# Points kept of the curve of latency over trials; beyond that every second one is dropped.
+_HISTORY = 200
 
 
 def plan_run_timeout_s(
@@ -45,10 +47,6 @@ def plan_run_timeout_s(
     if number * best_s < min_repeat_s:  # samples of fast candidates are lengthened in a second round
         wanted_s += samples * (_STARVED * _GROWTH_MARGIN * min_repeat_s + _CALLS_BESIDE * slow_s)
     return min(limit_s, wanted_s)
-
-
-# Points kept of the curve of latency over trials; beyond that every second one is dropped.
-_HISTORY = 200
 
 
 @dataclasses.dataclass(eq=False)

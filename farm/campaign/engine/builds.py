@@ -44,6 +44,8 @@ _NODES_INTERVAL_S = 2.0
 _START_TIMEOUT_S = 300.0
 
 _log = logging.getLogger(__name__)
+# The pause after a requested compiler ended before it had a machine.
+_AGAIN_S = 5.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -310,10 +312,6 @@ class BuildFarm(Closing):
                 f"no compiler became ready within {_START_TIMEOUT_S:g} s, {len(self._queue)} builds wait",
                 "Try `farm doctor`; `ray status` shows what a cluster's machines do.",
             )
-
-
-# The pause after a requested compiler ended before it had a machine.
-_AGAIN_S = 5.0
 
 
 def launch_compiler(options: Mapping[str, Any]) -> Any:

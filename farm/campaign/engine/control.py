@@ -41,6 +41,16 @@ _HEALTHY_S = 60.0
 _PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
+# An engine notes a request within this: it reads the store several times a second, and boards finish what they measure
+# first.
+HEARD_TIMEOUT_S = 4.0
+_LOOK_S = 0.1
+# The engine's argument: a campaign for its own machine is about to be submitted.
+FOR_HOST = "--for-host"
+_STDIN = 0
+_FOLLOW_S = 0.2
+# An engine that was asked for has the lock well within this (`ensure_engine` has waited for it).
+_ENGINE_GRACE_S = 10.0
 
 
 def run_through_outages(
@@ -87,10 +97,6 @@ def _await_store(
 
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
-# An engine notes a request within this: it reads the store several times a second, and boards finish what they measure
-# first.
-HEARD_TIMEOUT_S = 4.0
-_LOOK_S = 0.1
 
 
 def needs_engine(campaign: FleetCampaign) -> bool:
@@ -226,12 +232,6 @@ def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = 
     )
 
 
-# The engine's argument: a campaign for its own machine is about to be submitted.
-FOR_HOST = "--for-host"
-
-_STDIN = 0
-
-
 class EnginePrestart(Closing):
     """An engine that a command starts early for what it will submit; it ends with the block if that is nothing."""
 
@@ -282,11 +282,6 @@ def _take_over(settings: Settings, names: Collection[str]) -> None:
                 _log.info("%s: %s", name, error)
     if left:
         ensure_engine(settings)
-
-
-_FOLLOW_S = 0.2
-# An engine that was asked for has the lock well within this (`ensure_engine` has waited for it).
-_ENGINE_GRACE_S = 10.0
 
 
 def is_settled(campaign: FleetCampaign) -> bool:

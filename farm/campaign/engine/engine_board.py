@@ -25,6 +25,9 @@ from farm.store import Store
 from farm.types.documents import BoardInfo
 from farm.values import WorkKind
 
+# An agent that replaces a dead one registers within seconds, a board whose session was cut at once.
+REQUEST_TIMEOUT_S = 30.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
@@ -62,10 +65,6 @@ class AskedBack:
 
 
 BoardEvent = Arrived | Left | AskedBack
-
-
-# An agent that replaces a dead one registers within seconds, a board whose session was cut at once.
-REQUEST_TIMEOUT_S = 30.0
 
 
 class Bell:

@@ -24,6 +24,9 @@ from farm.values import Board
 
 # How often to check which services run, and the pause after a failed start.
 _LOOK_S, _RESTART_PAUSE_S = 1.0, 5.0
+BOARD_TYPE = "local"
+# How long to wait before trying again.
+_AGAIN_S = 5.0
 
 
 class KeptServices(Closing):
@@ -89,11 +92,6 @@ class KeptServices(Closing):
     def _hold(self) -> tuple[Services, contextlib.ExitStack]:
         using = contextlib.ExitStack()
         return using.enter_context(using_services(self._settings, self._boards, self._note)), using
-
-
-BOARD_TYPE = "local"
-# How long to wait before trying again.
-_AGAIN_S = 5.0
 
 
 class HostBoard:

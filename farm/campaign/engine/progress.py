@@ -32,6 +32,8 @@ _TRIALS_PER_TASK = 200
 _TRIALS_PER_SOURCE = 40
 # Reading the files takes 50 ms, and every task and every foreign trial asks for one type.
 _load_types = functools.cache(load_board_types)
+# The fewest trials that show a pace.
+_LEAST_PACE = 4
 
 
 def to_search_task(workload: Workload, task: Task) -> SearchTask:
@@ -132,10 +134,6 @@ def to_campaign(
         task.rounds_s = () if task.best_s is None else (task.best_s,)
     campaign.since_best = min((task.since_best for task in tried), default=0)
     return campaign
-
-
-# The fewest trials that show a pace.
-_LEAST_PACE = 4
 
 
 def to_progress(

@@ -46,6 +46,14 @@ PARTS = {
     _TOKENS: "each Ray has a token of its own",
     **dict.fromkeys(_SERVANTS, "a Ray of our own starts no superfluous process"),
 }
+_PREFIX = "farm-ray-"
+# Ray makes the folders that it is given world-writable (mode 0777), so a private one surrounds them.
+_INNER = "r"
+# The kernel takes 107 characters: ours add up to 28 (process numbers have seven digits), Ray's socket names 64.
+_LONGEST_FOLDER = 15
+# For killed actors' processes and folders to go.
+_STRAGGLERS_TIMEOUT_S = 3.0
+_LOOK_S = 0.05
 
 
 def find_moved(parts: Sequence[str] = tuple(PARTS)) -> list[str]:
@@ -119,16 +127,6 @@ def _require(*parts: str) -> None:
             f"Ray {ray.__version__} has no {', '.join(moved)}",
             "Install the Ray that this farm is tested with: the version is in requirements/all.txt.",
         )
-
-
-_PREFIX = "farm-ray-"
-# Ray makes the folders that it is given world-writable (mode 0777), so a private one surrounds them.
-_INNER = "r"
-# The kernel takes 107 characters: ours add up to 28 (process numbers have seven digits), Ray's socket names 64.
-_LONGEST_FOLDER = 15
-# For killed actors' processes and folders to go.
-_STRAGGLERS_TIMEOUT_S = 3.0
-_LOOK_S = 0.05
 
 
 class ActorLostError(PermanentError):

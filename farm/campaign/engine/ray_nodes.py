@@ -37,6 +37,17 @@ _GRACE_S = 15.0
 _EXIT_CODE = 3
 
 _log = logging.getLogger(__name__)
+# A port without a listener refuses at once or never answers.
+_PORT_TIMEOUT_S = 5.0
+# Ray itself would try for two minutes; a working cluster answers in three seconds.
+_CLUSTER_TIMEOUT_S = 45.0
+# Ray's log message for a wrong token.
+_TOKEN_WORDS = "InvalidAuthToken"  # noqa: S105 - no password
+# Every node has its id as a label.
+_NODE_LABEL = "ray.io/node-id"
+# Amount of the resource per compiler: CPUs are the limit, not the resource.
+_SHARE = 0.001
+_ADDRESS = re.compile(r"\[?(?P<host>[\w.:-]+?)\]?:(?P<port>\d{1,5})")
 
 
 @contextlib.contextmanager
@@ -97,19 +108,6 @@ def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-# A port without a listener refuses at once or never answers.
-_PORT_TIMEOUT_S = 5.0
-# Ray itself would try for two minutes; a working cluster answers in three seconds.
-_CLUSTER_TIMEOUT_S = 45.0
-# Ray's log message for a wrong token.
-_TOKEN_WORDS = "InvalidAuthToken"  # noqa: S105 - no password
-# Every node has its id as a label.
-_NODE_LABEL = "ray.io/node-id"
-# Amount of the resource per compiler: CPUs are the limit, not the resource.
-_SHARE = 0.001
-_ADDRESS = re.compile(r"\[?(?P<host>[\w.:-]+?)\]?:(?P<port>\d{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)

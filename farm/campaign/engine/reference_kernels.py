@@ -41,6 +41,11 @@ _ERRORS = 3.0
 _MEDIAN_EFFICIENCY = 1.2533
 # Standard deviation over median absolute deviation, for normal noise.
 _MAD_TO_SD = 1.4826
+# A kernel that fails this often by its own fault is replaced.
+_MOST_FAILURES = 3
+# Samples per run where trials have fewer: one disturbed sample then does not move the median.
+_REPEAT = 7
+ANCHOR = "reference"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,12 +264,6 @@ class ReferenceBook:
 
 
 _log = logging.getLogger(__name__)
-
-# A kernel that fails this often by its own fault is replaced.
-_MOST_FAILURES = 3
-# Samples per run where trials have fewer: one disturbed sample then does not move the median.
-_REPEAT = 7
-ANCHOR = "reference"
 
 
 @dataclasses.dataclass

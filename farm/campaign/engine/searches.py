@@ -34,6 +34,8 @@ Known = tuple[str, str, float | None]
 ASK_TIMEOUT_S = 600.0
 
 _log = logging.getLogger(__name__)
+# Returns what `SearchActor.open` takes for a task, but for its key.
+ReadTask = Callable[[TaskKey], tuple[Any, list[Known], list[tuple[str, str]], list[Any]]]
 
 
 class SearchAnswer(NamedTuple):
@@ -43,10 +45,6 @@ class SearchAnswer(NamedTuple):
     candidates: list[Any] | None
     exhausted: bool
     reason: str = ""
-
-
-# Returns what `SearchActor.open` takes for a task, but for its key.
-ReadTask = Callable[[TaskKey], tuple[Any, list[Known], list[tuple[str, str]], list[Any]]]
 
 
 class SearchActor:

@@ -25,6 +25,8 @@ _BEATS_PER_TTL = 3
 _STOP_TIMEOUT_S = 35.0
 
 _log = logging.getLogger(__name__)
+_WORDS = "engine.words"
+_WORDS_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -59,10 +61,6 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
         thread.join(_STOP_TIMEOUT_S)
         with contextlib.suppress(FarmError), Store(location) as store:
             store.engines.forget(me)
-
-
-_WORDS = "engine.words"
-_WORDS_BYTES = 4096
 
 
 def leave_last_words(home: Path, reason: str) -> None:

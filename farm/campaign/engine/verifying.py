@@ -32,6 +32,11 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order
 
+# Finalists are compared on two boards.
+_LEAST_LENT = 2
+# How long finalists wait for evidence that no board drifts.
+_SETTLE_S = 90.0
+
 
 class ModelCompiles:
     """Jobs for the compiler process, one at a time, each for a campaign. Not thread-safe."""
@@ -94,12 +99,6 @@ class _Compile(NamedTuple):
 
 def _load() -> None:
     tvm_env.load_compiler()
-
-
-# Finalists are compared on two boards.
-_LEAST_LENT = 2
-# How long finalists wait for evidence that no board drifts.
-_SETTLE_S = 90.0
 
 
 class _Open:

@@ -51,6 +51,7 @@ _TIMING_S = 20.0
 _LEAST_LEFT = 0.1
 # A window of energy in each turn: rounds repeat it.
 _ENERGY = EnergySpec(min_updates=20, limit_s=4.0, idle_s=0.0)
+_LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
 
 
 class FinalKey(NamedTuple):
@@ -371,9 +372,6 @@ class _Final:
             if not found.matches:
                 self._wrong[name] = timed.missing[name] = f"{Status.WRONG_RESULT}: {found.reason}"
                 timed.samples.pop(name, None)
-
-
-_LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
 
 
 def _join(built: BuiltContenders, timed: Timed, by: Objective) -> dict[str, dict[str, str]]:

@@ -38,6 +38,13 @@ from farm.values import UNTUNED, Workload
 
 # Board type and workload (hash).
 Place = tuple[str, str]
+# Faults of boards or of unknown cause are retried this often before a program is given up.
+MAX_FAULTS = 4
+# A program that was present when this many compilers or boards went down is given up: one more than in a search, since
+# it ran well there once.
+MAX_LOSSES = 3
+# Every candidate was built and run within these deadlines in the search: missing one here means a slow host or board.
+_TIMEOUTS = (Status.BUILD_TIMEOUT, Status.RUN_TIMEOUT)
 
 
 class RecordKey(NamedTuple):
@@ -102,15 +109,6 @@ class Preparations:
 
     async def __aexit__(self, *_: object) -> None:
         self.count -= 1
-
-
-# Faults of boards or of unknown cause are retried this often before a program is given up.
-MAX_FAULTS = 4
-# A program that was present when this many compilers or boards went down is given up: one more than in a search, since
-# it ran well there once.
-MAX_LOSSES = 3
-# Every candidate was built and run within these deadlines in the search: missing one here means a slow host or board.
-_TIMEOUTS = (Status.BUILD_TIMEOUT, Status.RUN_TIMEOUT)
 
 
 class OutError(Exception):

@@ -15,6 +15,15 @@ from farm.models.tflite.graph import NCHW, Graph, Operator, read
 
 Converter = Callable[[Graph, Operator], None]
 _HINT = "Convert the model that it was made from to ONNX (tf2onnx, torch.onnx.export), or replace the operator."
+# Operators on elements that ONNX has under another name or the same.
+_ELEMENTS = {
+    "ABS": "Abs", "ADD": "Add", "CEIL": "Ceil", "COS": "Cos", "DIV": "Div", "ELU": "Elu", "EQUAL": "Equal",
+    "EXP": "Exp", "FLOOR": "Floor", "GREATER": "Greater", "GREATER_EQUAL": "GreaterOrEqual", "HARD_SWISH": "HardSwish",
+    "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "LOG": "Log", "LOGICAL_AND": "And", "LOGICAL_NOT": "Not",
+    "LOGICAL_OR": "Or", "LOGISTIC": "Sigmoid", "MAXIMUM": "Max", "MINIMUM": "Min", "MUL": "Mul", "NEG": "Neg",
+    "POW": "Pow", "PRELU": "PRelu", "ROUND": "Round", "SELECT": "Where", "SELECT_V2": "Where", "SIN": "Sin",
+    "SQRT": "Sqrt", "SUB": "Sub", "TANH": "Tanh",
+}  # fmt: skip
 
 
 def convert(data: bytes) -> bytes:
@@ -203,15 +212,6 @@ def _repeat(graph: Graph, operator: Operator, kind: str) -> None:
     images.put(graph, operator, graph.node(kind, [graph.value(operator.inputs[0]), numbers]))
 
 
-# Operators on elements that ONNX has under another name or the same.
-_ELEMENTS = {
-    "ABS": "Abs", "ADD": "Add", "CEIL": "Ceil", "COS": "Cos", "DIV": "Div", "ELU": "Elu", "EQUAL": "Equal",
-    "EXP": "Exp", "FLOOR": "Floor", "GREATER": "Greater", "GREATER_EQUAL": "GreaterOrEqual", "HARD_SWISH": "HardSwish",
-    "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "LOG": "Log", "LOGICAL_AND": "And", "LOGICAL_NOT": "Not",
-    "LOGICAL_OR": "Or", "LOGISTIC": "Sigmoid", "MAXIMUM": "Max", "MINIMUM": "Min", "MUL": "Mul", "NEG": "Neg",
-    "POW": "Pow", "PRELU": "PRelu", "ROUND": "Round", "SELECT": "Where", "SELECT_V2": "Where", "SIN": "Sin",
-    "SQRT": "Sqrt", "SUB": "Sub", "TANH": "Tanh",
-}  # fmt: skip
 _COMPOSED: Mapping[str, Callable[[Graph, Operator, list[str]], str]] = {
     "CAST": _write_cast,
     "FLOOR_DIV": _write_floored_quotient,

@@ -34,6 +34,9 @@ from farm.search.families.facts import is_small
 _STEPS, _MOST = (4, 3, 2), 128
 # LLVM unrolls shorter loops itself.
 _LEAST_STEPS, _LEAST_SUMS = 16, 4
+_TYPE = "float32"
+# Calls that have a vector form. Others, conditions above all, would be scalarised.
+_CALLS = frozenset(f"tirx.{name}" for name in ("reinterpret", "floor", "sqrt", "fabs", "shift_left", "shift_right"))
 
 
 def unroll_reductions(function: Any, tile_bytes: int) -> Any:
@@ -86,9 +89,6 @@ def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
         else:
             taken.append(replace(each, names))
     return taken
-
-
-_TYPE = "float32"
 
 
 def init_with_bias(function: Any) -> Any:
@@ -212,10 +212,6 @@ def _spell(load: Any, names: dict[Any, Any]) -> Any:
 def _leave_out(value: Any, addition: Any) -> Any:
     """Remove the addition from an expression."""
     return tvm_ffi.structural_map(value, [(tirx.Add, lambda node: node.a if node.same_as(addition) else node)])
-
-
-# Calls that have a vector form. Others, conditions above all, would be scalarised.
-_CALLS = frozenset(f"tirx.{name}" for name in ("reinterpret", "floor", "sqrt", "fabs", "shift_left", "shift_right"))
 
 
 def use_vectors(function: Any, lanes: int) -> Any:

@@ -38,6 +38,11 @@ _KEPT_SHARE = 0.8
 # Version of the steps between module and library; raise it when `lowering` or `linker` change them.
 _RECIPE = 4
 _SUM_BYTES = hashlib.sha256().digest_size
+# A worker's first build includes starting and loading TVM: 4 s on an idle core, a minute on a busy two-core board.
+LOAD_TIMEOUT_S = 90.0
+# Deadline for a worker without a build: a busy machine takes ten times the usual 3 s to start Python and load TVM.
+START_TIMEOUT_S = 120.0
+Job = TypeVar("Job", bound=Hashable)
 
 
 @functools.cache
@@ -117,14 +122,6 @@ class BuildCache:
         if not self._warned:
             self._warned = True
             self._note(f"cannot cache built libraries in {self._folder}: {error.strerror or error}")
-
-
-# A worker's first build includes starting and loading TVM: 4 s on an idle core, a minute on a busy two-core board.
-LOAD_TIMEOUT_S = 90.0
-# Deadline for a worker without a build: a busy machine takes ten times the usual 3 s to start Python and load TVM.
-START_TIMEOUT_S = 120.0
-
-Job = TypeVar("Job", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)

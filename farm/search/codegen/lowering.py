@@ -43,6 +43,22 @@ from farm.search.tvm_errors import find_reason
 
 # TVM's code generator calls this hook with the source of all kernels and stores the result (codegen_cuda.cc).
 _HOOK = "tvm_callback_cuda_postproc"
+_TYPE = "float32"
+# The name that `tvm.tirx.build` and `relax.build` look up.
+PIPELINE = "farm"
+# Larger buffers stay in memory. A tile of all vector registers takes half of this; TVM places what another step needs
+# beside it. TVM's own limit is 1 KiB (kMaxStackAlloca, src/runtime): on Zen 4 that costs 270 cycles for a tile of
+# 1 KiB and 520 for one of 1.75 KiB (1x1 56x56x24>144 and 112x112x16>96).
+STACK_BYTES = 4096
+# Architectures whose narrow cores gain from fewer instructions.
+_FEW_AT_A_TIME = ("aarch64",)
+# TVM leaves an allocation with this annotation alone (`LowerTVMBuiltin`), and LLVM puts it on the stack.
+_ON_STACK = "disable_lower_builtin"
+# What can be printed, and TVM's name of it for CPUs; None: the farm's own.
+FORMS: Mapping[str, str | None] = {"tir": None, "llvm": "ll", "asm": "s", "cuda": None, "ptx": None}
+_MULTIPLIES = re.compile(r"\tv?(fn?m[alsu]|mul|mla|[us]ml|[us]dot|pdp|pmadd)")
+_PREFIX = "farm-build-"
+_LOOK_S = 0.05
 
 
 @contextlib.contextmanager
@@ -85,9 +101,6 @@ def bind_rest(module: Any, target: Any) -> Any:
         return dlight.ApplyDefaultSchedule(*rules)(module)
 
 
-_TYPE = "float32"
-
-
 def use_minmax_intrinsics(function: Any) -> Any:
     """Use LLVM's vector maximum and minimum in a lowered function.
 
@@ -118,18 +131,6 @@ def keep_nan(function: Any) -> Any:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)
-
-
-# The name that `tvm.tirx.build` and `relax.build` look up.
-PIPELINE = "farm"
-# Larger buffers stay in memory. A tile of all vector registers takes half of this; TVM places what another step needs
-# beside it. TVM's own limit is 1 KiB (kMaxStackAlloca, src/runtime): on Zen 4 that costs 270 cycles for a tile of
-# 1 KiB and 520 for one of 1.75 KiB (1x1 56x56x24>144 and 112x112x16>96).
-STACK_BYTES = 4096
-# Architectures whose narrow cores gain from fewer instructions.
-_FEW_AT_A_TIME = ("aarch64",)
-# TVM leaves an allocation with this annotation alone (`LowerTVMBuiltin`), and LLVM puts it on the stack.
-_ON_STACK = "disable_lower_builtin"
 
 
 def use_pipeline() -> str:
@@ -188,10 +189,7 @@ def keep_on_stack(function: Any) -> Any:
     return rewrite(function, (tirx.AllocBuffer, keep))
 
 
-# What can be printed, and TVM's name of it for CPUs; None: the farm's own.
-FORMS: Mapping[str, str | None] = {"tir": None, "llvm": "ll", "asm": "s", "cuda": None, "ptx": None}
 _OF_CPUS, _OF_GPUS = ("llvm", "asm"), ("cuda", "ptx")
-_MULTIPLIES = re.compile(r"\tv?(fn?m[alsu]|mul|mla|[us]ml|[us]dot|pdp|pmadd)")
 
 
 def require_form(form: str, target: Mapping[str, Any]) -> None:
@@ -242,10 +240,6 @@ def find_hot_loop(asm: str) -> list[str]:
     if not any(shares):
         return []
     return ["the hot loop, by its share of multiplications; all code follows", *loops[shares.index(max(shares))], ""]
-
-
-_PREFIX = "farm-build-"
-_LOOK_S = 0.05
 
 
 def build_candidate(module_json: str, target_config: Mapping[str, Any], *, standalone: bool = False) -> bytes:

@@ -18,6 +18,51 @@ Unit = Core | TargetGpu
 Plan = Mapping[str, int]
 # Annotation of the root block, so that the trace names the plan.
 MARK = "farm.plan"
+# What limits a layer: the largest part of its estimate.
+LIMITS = ("compute", "shared memory", "L2 bandwidth", "L3 bandwidth", "DRAM bandwidth", "launch overhead")
+# By option: words with its value, or words for each value; options that are off are left out.
+_WORDS: dict[str, str | dict[int, str]] = {
+    "order": {0: "rows outside", 1: "channels outside"},
+    "steps": "{} reduction steps at once",
+    "parts": "reduction in {} parts",
+    "unit": "{} rows of Winograd tiles at a time",
+    "lines": "{} rows padded together",
+    "pieces": "{} chunks",
+    "beside": "{} results beside each other",
+    "shares": "{} threads share a result",
+    "threads": "{} threads",
+    "each": "{} results per thread",
+    "held": {1: "values held in registers"},
+    "cut": {1: "cut where inputs join"},
+    "write": "{} written",
+    "read": "{} read at once",
+}
+# By option: what it decides.
+_NAMES = {
+    "lanes": "vector width",
+    "vectors": "vectors of a tile",
+    "pixels": "pixels of a tile",
+    "rows": "rows of a tile",
+    "order": "loop order",
+    "pad": "padding",
+    "steps": "reduction steps at once",
+    "parts": "parts of the reduction",
+    "unit": "rows of Winograd tiles",
+    "lines": "rows padded together",
+    "wide": "threads along channels",
+    "far": "threads along pixels",
+    "channels": "channels of a thread",
+    "columns": "pixels of a thread",
+    "pieces": "chunks",
+    "each": "results of a thread",
+    "shares": "threads of a result",
+    "beside": "results beside each other",
+}
+_DENSE_PADS = {0: "padded first", 1: "padded by rows", 2: "padded with a skew", 3: "read in place"}
+_DEPTHWISE = {
+    "pad": {0: "padded first", 1: "padded by rows", 2: "padded by rows, borders apart", 3: "read in place"},
+    "unroll": {0: "columns unrolled", 1: "kernel unrolled"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,53 +110,6 @@ def read_mark(instructions: Any) -> tuple[str, Plan] | None:
             pairs = (word.partition("=") for word in words)
             return name, {knob: int(option) for knob, _, option in pairs}
     return None
-
-
-# What limits a layer: the largest part of its estimate.
-LIMITS = ("compute", "shared memory", "L2 bandwidth", "L3 bandwidth", "DRAM bandwidth", "launch overhead")
-# By option: words with its value, or words for each value; options that are off are left out.
-_WORDS: dict[str, str | dict[int, str]] = {
-    "order": {0: "rows outside", 1: "channels outside"},
-    "steps": "{} reduction steps at once",
-    "parts": "reduction in {} parts",
-    "unit": "{} rows of Winograd tiles at a time",
-    "lines": "{} rows padded together",
-    "pieces": "{} chunks",
-    "beside": "{} results beside each other",
-    "shares": "{} threads share a result",
-    "threads": "{} threads",
-    "each": "{} results per thread",
-    "held": {1: "values held in registers"},
-    "cut": {1: "cut where inputs join"},
-    "write": "{} written",
-    "read": "{} read at once",
-}
-# By option: what it decides.
-_NAMES = {
-    "lanes": "vector width",
-    "vectors": "vectors of a tile",
-    "pixels": "pixels of a tile",
-    "rows": "rows of a tile",
-    "order": "loop order",
-    "pad": "padding",
-    "steps": "reduction steps at once",
-    "parts": "parts of the reduction",
-    "unit": "rows of Winograd tiles",
-    "lines": "rows padded together",
-    "wide": "threads along channels",
-    "far": "threads along pixels",
-    "channels": "channels of a thread",
-    "columns": "pixels of a thread",
-    "pieces": "chunks",
-    "each": "results of a thread",
-    "shares": "threads of a result",
-    "beside": "results beside each other",
-}
-_DENSE_PADS = {0: "padded first", 1: "padded by rows", 2: "padded with a skew", 3: "read in place"}
-_DEPTHWISE = {
-    "pad": {0: "padded first", 1: "padded by rows", 2: "padded by rows, borders apart", 3: "read in place"},
-    "unroll": {0: "columns unrolled", 1: "kernel unrolled"},
-}
 
 
 def name_option(name: str) -> str:

@@ -41,6 +41,10 @@ _VECTOR_BYTES = 16
 _FEW_ROUNDS = 4
 # Below this, threads that share reductions are faster (`GpuSums`).
 _FEWEST_PIXELS = 4
+# 64 to 512 threads of a transform were estimated equal within a tenth.
+_THREADS = 128
+# The share of loads of data that miss L1, since tiles overlap. Fitted to estimates on a Nano.
+_READ_AGAIN = 0.5
 
 
 class GpuTiles:
@@ -248,10 +252,6 @@ def _widest(run: int, size: int) -> int:
 
 
 _PRODUCTS = GpuTiles()
-# 64 to 512 threads of a transform were estimated equal within a tenth.
-_THREADS = 128
-# The share of loads of data that miss L1, since tiles overlap. Fitted to estimates on a Nano.
-_READ_AGAIN = 0.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,8 @@ _NOT_CAUGHT_UP = 0.1
 _REFUSALS = (tvm.s_tir.ScheduleError, tvm.error.InternalError)
 # Chunks of a parallel loop per thread.
 _SHARES = 4
+# Accesses of one accumulator per part: read it, read the part's own, write it.
+_MOVED = 3
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -286,10 +288,6 @@ def vectorise_partial(schedule: Any, partial: Any, at: Any | None) -> None:
     schedule.reorder(steps, lane)
     schedule.vectorize(lane)
     schedule.decompose_reduction(partial, steps)
-
-
-# Accesses of one accumulator per part: read it, read the part's own, write it.
-_MOVED = 3
 
 
 def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:

@@ -18,6 +18,9 @@ from tvm.ir import GenericConst, Range
 from tvm.ir.expr import TensorLoad, TensorRegion
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+# TVM's pattern kind of functions that are never fused.
+OPAQUE = 8
+
 
 def _rearrange(data: Any, call: Any) -> npt.NDArray[Any] | None:
     """Return a constant as a transpose or a reshape makes it; None for another operator or an unknown shape."""
@@ -119,9 +122,6 @@ def _double(tensor: onnx.TensorProto) -> npt.NDArray[np.float64]:
 
 
 _log = logging.getLogger(__name__)
-
-# TVM's pattern kind of functions that are never fused.
-OPAQUE = 8
 
 
 def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name: str) -> Any:

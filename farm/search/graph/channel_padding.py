@@ -42,6 +42,20 @@ _GPU_CHANNELS = 8
 _LEAST_LINE = 16
 # The fraction for lane FMAs: 32 registers hold good tiles anyway, and no predicted gain of 5 % was confirmed.
 _LANE_GAIN = 0.9
+_LAST = ("NWC", "NHWC", "NDHWC")
+_CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
+# Safe on padded channels: finite values stay finite, so zero weights cancel them.
+_HARMLESS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs", "add", "clip", "erf", "maximum", "minimum", "multiply", "negative", "sigmoid", "subtract", "tanh",
+        "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
+    )
+)  # fmt: skip
+# Readers may take padded channels up to this fraction; beyond it they are cut off first.
+_MOST_READ = 1 / 4
+# Required speedup by the fraction of channels added.
+_GAINS = ((1 / 8, 1.05), (_MOST_READ, 1.5), (math.inf, 2.0))
 
 
 def pad_all(target: Any) -> Any:
@@ -152,22 +166,6 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
         schedule, names, 0, wanted, lambda step: tirx.min(step, tirx.IntImm(step.ty.dtype, area - 1)), {sums: wide}
     )
     return expressions.with_body(schedule.mod["main"], body)
-
-
-_LAST = ("NWC", "NHWC", "NDHWC")
-_CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
-# Safe on padded channels: finite values stay finite, so zero weights cancel them.
-_HARMLESS = frozenset(
-    f"relax.{name}"
-    for name in (
-        "abs", "add", "clip", "erf", "maximum", "minimum", "multiply", "negative", "sigmoid", "subtract", "tanh",
-        "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
-    )
-)  # fmt: skip
-# Readers may take padded channels up to this fraction; beyond it they are cut off first.
-_MOST_READ = 1 / 4
-# Required speedup by the fraction of channels added.
-_GAINS = ((1 / 8, 1.05), (_MOST_READ, 1.5), (math.inf, 2.0))
 
 
 def widen(target: Any) -> Any:

@@ -20,6 +20,16 @@ from farm.search.families import expressions
 from farm.search.graph import bindings, recurrent_code
 
 _TO_NHWC, _TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
+_CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
+# Operators that add many numbers, or have no code for float16.
+_WIDE = frozenset(
+    {
+        "relax.erf", "relax.cumsum", "relax.mean", "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d",
+        "relax.nn.adaptive_avg_pool1d", "relax.nn.adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool3d", "relax.nn.gelu",
+        "relax.nn.gelu_tanh", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm",
+        "relax.nn.log_softmax", "relax.nn.rms_norm", "relax.nn.softmax", "relax.std", "relax.sum", "relax.variance",
+    }
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +232,6 @@ def _is_one_for_all(numbers: Any, divisors: Any) -> bool:
     return bool(shape) and other is not None and other[-1:] in ((), (1,)) and numbers.ty.dtype == "float32"
 
 
-_CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
-
-
 @bindings.rewriting("Respell")
 def respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
     """Turn clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding.
@@ -256,17 +263,6 @@ def respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
             if bindings.static_shape(padded.ty) == bindings.static_shape(binding.var.ty):
                 others[binding.var] = [relax.VarBinding(binding.var, padded)]
     return others
-
-
-# Operators that add many numbers, or have no code for float16.
-_WIDE = frozenset(
-    {
-        "relax.erf", "relax.cumsum", "relax.mean", "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d",
-        "relax.nn.adaptive_avg_pool1d", "relax.nn.adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool3d", "relax.nn.gelu",
-        "relax.nn.gelu_tanh", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm",
-        "relax.nn.log_softmax", "relax.nn.rms_norm", "relax.nn.softmax", "relax.std", "relax.sum", "relax.variance",
-    }
-)  # fmt: skip
 
 
 @bindings.rewriting("WidenSums")

@@ -32,6 +32,11 @@ STEP = 4
 # Tensor intrinsics in TVM's script, by name: their frame, their meaning, their code.
 _TEXT = re.sub(r"(?m)^#.*\n", "", Path(__file__).with_suffix(".tvmscript").read_text(encoding="utf-8"))
 _PARTS = dict(part.split("\n", 1) for part in _TEXT.split("=== ")[1:])
+# Annotation of the block of products: block names are replaced by numbers in workloads.
+MARK = "farm.dots"
+Shape = tuple[int, ...]
+# Returns the channels per panel of weights for a function with unpanelled ones; 0 for all.
+ChoosePanel = Callable[[Any], int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +118,6 @@ def register_all() -> None:
     for each in itertools.chain(*INSTRUCTIONS.values()):
         for lanes in each.lanes:
             register(each.data, lanes, each.at_once)
-
-
-# Annotation of the block of products: block names are replaced by numbers in workloads.
-MARK = "farm.dots"
-
-Shape = tuple[int, ...]
-# Returns the channels per panel of weights for a function with unpanelled ones; 0 for all.
-ChoosePanel = Callable[[Any], int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,12 @@ _REPLACED = frozenset(
     }
 )  # fmt: skip
 _REPLACED_FOR_MORE = frozenset({"LayerNormalization"})
+# Larger tensors do not determine shapes; only their shapes are passed on.
+_MOST_SHAPE = 4096
+_MEMORY_BYTES = 6 << 30
+_CHILD = f"{__package__}.folding_child"
+# Operators that read shapes, or may depend on them, and one without a converter, which folding evaluates.
+_ASKING = frozenset({"Loop", "MelWeightMatrix", "Scan", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_replaced(node: onnx.NodeProto) -> bool:
@@ -163,14 +169,8 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-# Larger tensors do not determine shapes; only their shapes are passed on.
-_MOST_SHAPE = 4096
 # Folding a thousand nodes takes a second.
 _TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
-_MEMORY_BYTES = 6 << 30
-_CHILD = f"{__package__}.folding_child"
-# Operators that read shapes, or may depend on them, and one without a converter, which folding evaluates.
-_ASKING = frozenset({"Loop", "MelWeightMatrix", "Scan", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_needed(model: onnx.ModelProto) -> bool:

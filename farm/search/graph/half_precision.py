@@ -56,6 +56,17 @@ _STAY = (
 )  # fmt: skip
 # TVM's policies: float16 where the operands are, and never.
 _POLICIES = dict.fromkeys(_FOLLOW, 1) | dict.fromkeys(_STAY, 2)
+DTYPE = "bfloat16"
+# The prefix of workload names with such weights.
+PREFIX = "bf16_"
+# It costs accuracy and predictions are within 10 %, so it must promise more.
+_GAIN = 0.9
+# Attributes that name the element type of a result or of an accumulator.
+_TYPES = frozenset({"dtype", "output_dtype", "softmax_precision", "stash_type", "to"})
+# Input channels below which a GPU's transforms outweigh the products.
+_FEWEST_INPUTS = 8
+# Fraction of the last-level cache that holds a convolution's weights until the next inference.
+_KEPT = 0.125
 
 
 def require(target: Mapping[str, Any]) -> None:
@@ -106,13 +117,6 @@ def _require_finite(expression: Any) -> None:
             "this model has weights that float16 cannot hold: they exceed 65,504",
             "Remove --weights fp16 or choose --weights bf16.",
         )
-
-
-DTYPE = "bfloat16"
-# The prefix of workload names with such weights.
-PREFIX = "bf16_"
-# It costs accuracy and predictions are within 10 %, so it must promise more.
-_GAIN = 0.9
 
 
 def round_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[Any] | None:
@@ -215,8 +219,6 @@ def gains(function: Any, halved: Any, at: int, core: Core) -> bool:
 
 
 _HALF, _FLOAT = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-# Attributes that name the element type of a result or of an accumulator.
-_TYPES = frozenset({"dtype", "output_dtype", "softmax_precision", "stash_type", "to"})
 
 
 def needs_widening(graph: onnx.GraphProto, target: Any | None) -> bool:
@@ -313,10 +315,6 @@ def _cast(source: str, result: str, kind: int) -> onnx.NodeProto:
 EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
 # A larger tile is less exact, and predictions are within 10 %, so it must promise more. On a GPU most layers gain much.
 _LEAST_GAIN, _GPU_GAIN = 0.9, 0.96
-# Input channels below which a GPU's transforms outweigh the products.
-_FEWEST_INPUTS = 8
-# Fraction of the last-level cache that holds a convolution's weights until the next inference.
-_KEPT = 0.125
 
 
 def choose_winograd(unit: Unit, *, exact: bool = False) -> Choose:

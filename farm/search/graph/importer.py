@@ -23,6 +23,49 @@ from farm.search.graph import bindings, converters, folding, half_precision, rec
 from farm.search.graph.folding import STANDARD_DOMAINS, list_nodes, names_read, node_label, node_name
 from farm.search.tvm_errors import find_reason
 
+# Operators whose converter is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
+_MICROSOFT_OPERATORS = frozenset(
+    {
+        "Attention", "BiasGelu", recurrent.DYNAMIC, "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16",
+        "MatMulNBits", "SkipLayerNormalization",
+    }
+)  # fmt: skip
+# Names in both domains with different meanings, which TVM reads as ONNX Runtime's.
+_ONLY_MICROSOFT = frozenset({"Attention"})
+# Handled by the importer without a converter.
+_BUILT_IN = frozenset({"Constant", "If"})
+HINT = "Replace the operator in the model (onnx-simplifier or a newer export often does), or remove that part."
+_CUT = "`onnx.utils.extract_model` cuts a model before that node; compute the rest in your program."
+_EVALUATE = "Export the model for inference: `model.eval()`, or `training=TrainingMode.EVAL`."
+_CLASSICAL = "Cut the model there (`onnx.utils.extract_model`); ONNX Runtime runs trees and scalers beside it."
+_RANDOM = "Make random numbers an input of the model."
+_SIZED = "has a result whose size depends on computed values"
+# What to do, by operator.
+_HINTS = {
+    "Bernoulli": _RANDOM,
+    "BatchNormalization": _EVALUATE,
+    "Compress": _CUT,
+    "Dropout": _EVALUATE,
+    "GRU": "Give each sequence alone, without sequence_lens, or give all one length.",
+    "ImageDecoder": "Decode images before the model, and give it pixels.",
+    "Loop": "Export one step of the loop as the model, and repeat it in your program.",
+    "Multinomial": _RANDOM,
+    "NonMaxSuppression": f"Export the detector without it (Ultralytics: `nms=False`). {_CUT}",
+    "NonZero": f"Where it selects by a mask, `Where` with zeros keeps sizes constant. {_CUT}",
+    "RandomNormal": _RANDOM,
+    "RandomNormalLike": _RANDOM,
+    "RandomUniform": _RANDOM,
+    "RandomUniformLike": _RANDOM,
+    "Scan": "Export for a fixed number of steps with opset 9 or later.",
+    "StringNormalizer": "Prepare text before the model, and give it numbers.",
+    "TfIdfVectorizer": "Compute the features of texts before the model, and give it those.",
+    "Unique": _CUT,
+}
+_DOMAIN_HINTS = {
+    "com.microsoft": "Give the model as it was before ONNX Runtime optimised or quantised it.",
+    "ai.onnx.ml": _CLASSICAL,
+}
+
 
 def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Import an ONNX graph as a `tvm.IRModule` with constant weights and static `shapes` (input name -> shape).
@@ -190,50 +233,7 @@ def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
     return found
 
 
-# Operators whose converter is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
-_MICROSOFT_OPERATORS = frozenset(
-    {
-        "Attention", "BiasGelu", recurrent.DYNAMIC, "EmbedLayerNormalization", "FastGelu", "Gelu", "MatMulInteger16",
-        "MatMulNBits", "SkipLayerNormalization",
-    }
-)  # fmt: skip
-# Names in both domains with different meanings, which TVM reads as ONNX Runtime's.
-_ONLY_MICROSOFT = frozenset({"Attention"})
-# Handled by the importer without a converter.
-_BUILT_IN = frozenset({"Constant", "If"})
-
-HINT = "Replace the operator in the model (onnx-simplifier or a newer export often does), or remove that part."
-_CUT = "`onnx.utils.extract_model` cuts a model before that node; compute the rest in your program."
-_EVALUATE = "Export the model for inference: `model.eval()`, or `training=TrainingMode.EVAL`."
-_CLASSICAL = "Cut the model there (`onnx.utils.extract_model`); ONNX Runtime runs trees and scalers beside it."
-_RANDOM = "Make random numbers an input of the model."
-_SIZED = "has a result whose size depends on computed values"
-# What to do, by operator.
-_HINTS = {
-    "Bernoulli": _RANDOM,
-    "BatchNormalization": _EVALUATE,
-    "Compress": _CUT,
-    "Dropout": _EVALUATE,
-    "GRU": "Give each sequence alone, without sequence_lens, or give all one length.",
-    "ImageDecoder": "Decode images before the model, and give it pixels.",
-    "Loop": "Export one step of the loop as the model, and repeat it in your program.",
-    "Multinomial": _RANDOM,
-    "NonMaxSuppression": f"Export the detector without it (Ultralytics: `nms=False`). {_CUT}",
-    "NonZero": f"Where it selects by a mask, `Where` with zeros keeps sizes constant. {_CUT}",
-    "RandomNormal": _RANDOM,
-    "RandomNormalLike": _RANDOM,
-    "RandomUniform": _RANDOM,
-    "RandomUniformLike": _RANDOM,
-    "Scan": "Export for a fixed number of steps with opset 9 or later.",
-    "StringNormalizer": "Prepare text before the model, and give it numbers.",
-    "TfIdfVectorizer": "Compute the features of texts before the model, and give it those.",
-    "Unique": _CUT,
-}
 _HINTS |= {"LSTM": _HINTS["GRU"], "RNN": _HINTS["GRU"]}
-_DOMAIN_HINTS = {
-    "com.microsoft": "Give the model as it was before ONNX Runtime optimised or quantised it.",
-    "ai.onnx.ml": _CLASSICAL,
-}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "Tanh": (),
 }  # fmt: skip
 _OF_CONVOLUTIONS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+# Attributes with these values change what a body computes.
+_REFUSED = {"channels_last": 1, "transBatchA": 1, "transBatchB": 1}
 
 
 class _Body:
@@ -220,8 +222,6 @@ BODIES: Mapping[str, Callable[[_Body, list[onnx.TypeProto]], list[str]]] = {
 }
 # Bodies with operators of this opset, to which the whole model is then converted.
 NEWER, NEWER_OPSET = frozenset({"GroupQueryAttention", "MultiHeadAttention"}), 23
-# Attributes with these values change what a body computes.
-_REFUSED = {"channels_last": 1, "transBatchA": 1, "transBatchB": 1}
 
 
 def widen_blocks(

@@ -43,6 +43,15 @@ BF16: Weights = "bf16"
 BF16_ALL: Weights = "bf16-all"
 FP16: Weights = "fp16"
 KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
+# Calls that the executable makes itself; any other needs a function.
+_CALLS = frozenset(
+    {
+        "relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed", "relax.call_pure_packed",
+        "relax.call_builtin_with_ctx", "relax.invoke_closure", "relax.tensor_to_shape", "relax.shape_of",
+    }
+)  # fmt: skip
+# Registered by TVM's Python package, which boards do not have.
+_PYTHON_ONLY = "relax.run."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +140,6 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
         f"the graph pipeline {own.name} cannot store weights as {weights}",
         "CPU pipelines such as graph/2 can; those of GPUs only compute in fp16.",
     )
-
-
-# Calls that the executable makes itself; any other needs a function.
-_CALLS = frozenset(
-    {
-        "relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed", "relax.call_pure_packed",
-        "relax.call_builtin_with_ctx", "relax.invoke_closure", "relax.tensor_to_shape", "relax.shape_of",
-    }
-)  # fmt: skip
-# Registered by TVM's Python package, which boards do not have.
-_PYTHON_ONLY = "relax.run."
 
 
 def find_operators(module: Any, target: Any) -> list[str]:

@@ -46,6 +46,13 @@ _FLOAT_OPS, _VECTOR_LENGTH = slice(0, 7), 18
 LOSSES = ("reg", "rank", "rank-binary")
 # `rank-binary` counts a candidate as fast from this fraction of the best speed.
 _FAST = 0.7
+_Objective = Callable[[Floats], tuple[Floats, Floats]]
+# The trees predict speed relative to the best; less than this counts as this.
+_LEAST_SPEED = 1 / 64
+_ALONG = 0.25
+_NOISE = 0.05
+# Exploration: standard deviations subtracted from a plan's expected time.
+_EXPLORATION = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +120,6 @@ class Trees:
         return scores
 
 
-_Objective = Callable[[Floats], tuple[Floats, Floats]]
-
-
 def _squares(speeds: Sequence[Floats], weights: Sequence[Floats]) -> _Objective:
     """Return the gradient and curvature of the squared error of relative speed, per candidate."""
     speed = np.concatenate(speeds)
@@ -161,8 +165,6 @@ def _stack(matrices: Sequence[Features]) -> tuple[Features, npt.NDArray[np.int64
 # Fewer trials, or a fit that explains less, tell nothing about options.
 LEAST_TRIALS, LEAST_EXPLAINED = 24, 0.2
 _FOLDS, _SHUFFLES = 5, 16
-# The trees predict speed relative to the best; less than this counts as this.
-_LEAST_SPEED = 1 / 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,13 +223,9 @@ def _fit(rows: Features, log_s: Floats) -> Callable[[Features], Floats]:
 # Standard deviations of log2(measured / predicted): per family and per function, which change no order; along each
 # facet (linear); local, over a family and within a function; measurement noise.
 _FAMILY, _FUNCTION = 1.0, 0.7
-_ALONG = 0.25
 _NEAR, _NEAR_OWN = 0.5, 0.5
-_NOISE = 0.05
 # Length scales of the local terms; facets are in octaves or shares of the whole.
 _REACH, _REACH_OWN = 2.5, 1.5
-# Exploration: standard deviations subtracted from a plan's expected time.
-_EXPLORATION = 0.7
 # Most trials used; the function's own are limited so that a long search still uses others.
 MOST_TAUGHT, MOST_OWN = 256, 128
 

@@ -17,6 +17,12 @@ from typing import Any
 from farm.inventory.core_types import find_core_type
 from farm.values import Workload
 
+# Tile sizes from the outermost to the innermost loop; the index of an option; the place of a block (-1: the root, -2:
+# inlined, else the index of a loop). None: TVM draws it.
+Decision = tuple[int, ...] | int | None
+# More loops than any block of MetaSchedule's CPU rules has.
+_MOST_PLACES = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
@@ -92,11 +98,6 @@ class Candidate:
     module_json: str = dataclasses.field(repr=False)
 
 
-# Tile sizes from the outermost to the innermost loop; the index of an option; the place of a block (-1: the root, -2:
-# inlined, else the index of a loop). None: TVM draws it.
-Decision = tuple[int, ...] | int | None
-
-
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """A loop of `extent` split into `parts`; the innermost one at most `innermost_limit`."""
@@ -136,8 +137,6 @@ class Genome:
 # Mutation odds. MetaSchedule's (0.9, 0.06, 0.04) suit thousands of trials: with them, searches of 64 trials kept their
 # initial unrolling and places.
 _ODDS = {Tile: 0.7, SchedulePlace: 0.15, ScheduleChoice: 0.15}
-# More loops than any block of MetaSchedule's CPU rules has.
-_MOST_PLACES = 16
 
 
 def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome | None:

@@ -38,6 +38,13 @@ _ADDED, _FACTORS = ("compute", "transforms", "far", "pad"), ("balance", "steps")
 _TILE = ("vectors", "pixels", "rows")
 # Scale of a choice and of a share relative to an octave of an option.
 _CHOICE, _SHARE = 1.5, 3.0
+# A family of whose best plans TVM refuses this many does not serve a function.
+_MOST_TRIED = 8
+# Evaluated schedules cached per task: about 2 KB each.
+_REMEMBERED = 2048
+# Plans that the correction orders; on CPUs most functions have fewer.
+_MOST_CORRECTED = 1024
+_SAMPLERS = ("SamplePerfectTile", "SampleCategorical", "SampleComputeLocation")
 
 
 class FamilySketch:
@@ -133,15 +140,6 @@ def _agree(found: tuple[Decision, ...], wanted: tuple[Decision, ...]) -> bool:
 def _to_features(prediction: Prediction) -> tuple[float, ...]:
     values = (prediction.seconds * 1e9, *(prediction.terms.get(term, 0.0) for term in _TERMS))
     return tuple(math.log2(1.0 + max(0.0, value)) for value in values)
-
-
-# A family of whose best plans TVM refuses this many does not serve a function.
-_MOST_TRIED = 8
-# Evaluated schedules cached per task: about 2 KB each.
-_REMEMBERED = 2048
-# Plans that the correction orders; on CPUs most functions have fewer.
-_MOST_CORRECTED = 1024
-_SAMPLERS = ("SamplePerfectTile", "SampleCategorical", "SampleComputeLocation")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,10 @@ _LOOKED_AT_FIRST = 48
 # One candidate in so many is of a sketch tried less often than `_SELDOM`, or within `_AS_GOOD` of the best: a model
 # that knows one sketch cannot rank the others.
 _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
+# The best schedules that `droplet` descends from, one after the other.
+_ORIGINS = 8
+# Enumerating evaluates each schedule, at 10-30 ms; a larger grid is not useful.
+LIMIT = 4096
 
 
 def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
@@ -252,10 +256,6 @@ def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | Non
     return min(alive, key=lambda each: tried.get(each, 0)) if alive else None
 
 
-# The best schedules that `droplet` descends from, one after the other.
-_ORIGINS = 8
-
-
 def descend(history: TaskHistory, count: int, first: int) -> list[Evaluated]:
     """`droplet`: new neighbours of the best measured schedule, then of the next best, finally random ones.
 
@@ -287,10 +287,6 @@ def _changed(genome: Genome, before: Genome) -> int:
         return 0
     pairs = enumerate(zip(genome.decisions, before.decisions, strict=True))
     return next((index for index, (now, then) in pairs if now != then), 0)
-
-
-# Enumerating evaluates each schedule, at 10-30 ms; a larger grid is not useful.
-LIMIT = 4096
 
 
 def check_size(history: TaskHistory) -> None:

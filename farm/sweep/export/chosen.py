@@ -23,6 +23,20 @@ from farm.inventory.board_types import BoardType
 from farm.sweep import rows as sweep_rows
 from farm.units import WATT, joule_scale, seconds_scale
 
+_TEMPLATE = pathlib.Path(__file__).with_name("point.sh")
+# The file's names of a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
+_CPU_NAMES = {
+    "cortex-a57": "CPU_A57",
+    "denver2": "CPU_DENVER",
+    "carmel": "CPU_DENVER_{}",
+    "cortex-a78ae": "CPU_A78_{}",
+}
+# Lowest clock that the stock modes allow, in kHz; elsewhere 0.
+_LOWEST_KHZ = {"t194": 1_190_400, "t234": 729_600}
+# T186's file leaves its boot core out.
+_WITHOUT_CORE_0 = ("t186",)
+_NO_LIMIT = -1
+
 
 class ExportForm(StrEnum):
     """The form of an exported operating point."""
@@ -159,7 +173,6 @@ def _plain(text: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in known)
 
 
-_TEMPLATE = pathlib.Path(__file__).with_name("point.sh")
 _COMMENTS, _SETTINGS, _NAME = "#@comments@", "#@settings@", "@name@"
 
 
@@ -223,20 +236,6 @@ def _find_mode_id(board_type: BoardType, name: str) -> int:
 
 def _words(values: Iterable[object]) -> str:
     return " ".join(shlex.quote(str(value)) for value in values)
-
-
-# The file's names of a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
-_CPU_NAMES = {
-    "cortex-a57": "CPU_A57",
-    "denver2": "CPU_DENVER",
-    "carmel": "CPU_DENVER_{}",
-    "cortex-a78ae": "CPU_A78_{}",
-}
-# Lowest clock that the stock modes allow, in kHz; elsewhere 0.
-_LOWEST_KHZ = {"t194": 1_190_400, "t234": 729_600}
-# T186's file leaves its boot core out.
-_WITHOUT_CORE_0 = ("t186",)
-_NO_LIMIT = -1
 
 
 def export_nvpmodel(chosen: Chosen, board_type: BoardType) -> str:

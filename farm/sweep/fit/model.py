@@ -32,6 +32,18 @@ _LEAST_WEIGHT = 0.03
 _TRUST = 12.0
 # Nor may they make intervals much narrower than the priors do.
 _LEAST_INFLATION = 0.7
+# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And the share
+# of the shortest latency that overlaps with nothing (dispatch, copies), for those that overlap at all.
+_NORMS = (1.0, 1.5, 2.5, 4.0, 8.0)
+_ALONE = (0.0, 0.15, 0.4)
+# Candidates of a voltage knee: where it is, and how far the voltage rises from there (Jetson tables: 10 to 45 %).
+_KNEES_AT = (0.35, 0.5, 0.65, 0.8)
+_RISES = (0.15, 0.3, 0.5)
+_FLAT = Knee()
+# The best placements of all knees that are kept: few points cannot distinguish them, and they differ in between.
+_KEPT = 12
+# Two rounds are enough; a third changes nothing.
+_ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,20 +172,8 @@ def _decay(distance: Floats) -> Floats:
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
-# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And the share
-# of the shortest latency that overlaps with nothing (dispatch, copies), for those that overlap at all.
-_NORMS = (1.0, 1.5, 2.5, 4.0, 8.0)
-_ALONE = (0.0, 0.15, 0.4)
-# Candidates of a voltage knee: where it is, and how far the voltage rises from there (Jetson tables: 10 to 45 %).
-_KNEES_AT = (0.35, 0.5, 0.65, 0.8)
-_RISES = (0.15, 0.3, 0.5)
-_FLAT = Knee()
 # Steps for the slope of the fit by a knee's two numbers, and their assumed errors.
 _AT_STEP, _RISE_STEP = 0.1, 0.1
-# The best placements of all knees that are kept: few points cannot distinguish them, and they differ in between.
-_KEPT = 12
-# Two rounds are enough; a third changes nothing.
-_ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,11 @@ from farm.sweep.fit.terms import Floats
 _DRAWS = 1000
 _SEED = 0
 MAX_RUNNERS_UP = 3
+CLOSE = 0.03
+# Draws behind a confidence, whose own error is then below 3 %; a fixed seed, so that equal data give equal answers.
+_FRONT_DRAWS = 400
+# Contenders below this confidence are dropped.
+_LEAST = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +55,6 @@ class Pick:
     confidence: float
     close: float
     reason: str
-
-
-CLOSE = 0.03
 
 
 def pick_point(analysis: Analysis, goal: Goal) -> Pick:
@@ -127,12 +129,6 @@ def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
             key = min(watts, key=watts.__getitem__)
             nearest.append(f"the most frugal draws {watts[key]:.4g} W ({key})")
     return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(nearest)}"
-
-
-# Draws behind a confidence, whose own error is then below 3 %; a fixed seed, so that equal data give equal answers.
-_FRONT_DRAWS = 400
-# Contenders below this confidence are dropped.
-_LEAST = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
