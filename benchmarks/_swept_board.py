@@ -51,6 +51,7 @@ _UPDATE_S = 0.4224
 _STEP_W = {"jetson-nano": 0.0407, "jetson-tx2": 0.038}
 _MAX_SAMPLES = 40
 _TIMESCALE_S = 600.0
+ALL: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,6 @@ class Case:
     request: GridRequest
 
 
-ALL: tuple[int, ...] = ()
 CASES = {
     "jetson-nano": Case("jetson-nano", GridRequest({EVERY_CLUSTER: ALL}, gpu_freqs_hz=ALL)),
     "jetson-tx2": Case(

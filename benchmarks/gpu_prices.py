@@ -54,6 +54,8 @@ PRECISIONS = {"float32": ("", 4), "float16": ("-fp16", 2)}
 _WINOGRAD = 9 * 36 / 64
 # An estimate below this share of the published latency is implausible.
 _LEAST = 2 / 3
+# Configuration D of arXiv 1409.1556.
+_VGG16 = (64, 64, "M", 128, 128, "M", *(256,) * 3, "M", *(512,) * 3, "M", *(512,) * 3, "M")
 
 
 def mobilenet_v1(g: GraphBuilder, x: str) -> str:
@@ -79,10 +81,6 @@ def densenet121(g: GraphBuilder, x: str) -> str:
             y = g.conv(g.relu(g.batch_norm(x)), 128, 1, bias=False)
             x = g.concat(x, g.conv(g.relu(g.batch_norm(y)), 32, 3, pad=1, bias=False))
     return g.dense(g.global_average(g.relu(g.batch_norm(x))), 1000)
-
-
-# Configuration D of arXiv 1409.1556.
-_VGG16 = (64, 64, "M", 128, 128, "M", *(256,) * 3, "M", *(512,) * 3, "M", *(512,) * 3, "M")
 
 
 def vgg16(g: GraphBuilder, x: str) -> str:

@@ -32,6 +32,13 @@ from farm.virtual.emulated.pipeline import load_core
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
 SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"
+# As ncnn measures them, where the zoo's differ.
+DIFFERENT: Mapping[str, dict[str, Any]] = {
+    "squeezenet1.1": {"input_shapes": {"data": (1, 3, 227, 227)}},
+    "resnet50": {"network": functools.partial(zoo.resnet50, shrinks_first=True)},
+}
+# QEMU's names of processors, by what they can: the first three have no half precision, which ncnn uses where it is.
+PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +65,6 @@ BOARDS = (
     Board("Raspberry Pi 5", "cortex-a76", 2.4e9, {1: (11.77, 16.21, 29.54, 89.04), 4: (6.74, 10.46, 19.84, 45.94)}),
     Board("Jetson Orin Nano", "cortex-a78ae", 1.5e9, {1: (15.94, 19.32, 48.49, 138.19), 6: (5.07, 5.86, 12.26, 38.69)}),
 )
-# As ncnn measures them, where the zoo's differ.
-DIFFERENT: Mapping[str, dict[str, Any]] = {
-    "squeezenet1.1": {"input_shapes": {"data": (1, 3, 227, 227)}},
-    "resnet50": {"network": functools.partial(zoo.resnet50, shrinks_first=True)},
-}
-# QEMU's names of processors, by what they can: the first three have no half precision, which ncnn uses where it is.
-PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}
 
 
 @dataclasses.dataclass(frozen=True)

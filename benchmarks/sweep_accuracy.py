@@ -31,6 +31,7 @@ _DEADLINE = (1.1, 2.5)
 # Boards that the sweep was developed with had seeds below this.
 FIRST_SEED = 7000
 _MAX_VISITS = 400
+_COVERED = ("measured_latency", "measured_energy", "predicted_latency", "predicted_energy")
 
 
 def main() -> None:
@@ -107,9 +108,6 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     }
     _machine.say(f"{name} {result}")
     return result
-
-
-_COVERED = ("measured_latency", "measured_energy", "predicted_latency", "predicted_energy")
 
 
 def _summarise(boards: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,19 @@ INA = "/sys/devices/3160000.i2c/i2c-0/0-0040"
 _KHZ = (345600, 652800, 960000, 1267200, 1574400, 2035200)
 _GPU_HZ = (114750000, 318750000, 624750000, 930750000, 1300500000)
 GOVERNORS = "interactive conservative ondemand userspace powersave performance schedutil"
+# A point that touches every domain, in the order in which a controller writes it.
+PIN = (
+    (f"{A57}/scaling_max_freq", "960000"),
+    (f"{A57}/scaling_min_freq", "960000"),
+    (f"{A57}/scaling_governor", "performance"),
+    (f"{GPU_CLASS}/max_freq", "624750000"),
+    (f"{GPU_CLASS}/min_freq", "624750000"),
+    (f"{GPU_CLASS}/device/railgate_enable", "0"),
+    (f"{EMC}/mrq_rate_locked", "1"),
+    (f"{EMC}/rate", "800000000"),
+    (f"{CPUS}/cpu1/online", "0"),
+    (f"{CPUS}/cpu2/online", "0"),
+)
 
 
 def make_tree(root: Path) -> Path:
@@ -84,18 +97,3 @@ def read_all(root: Path) -> dict[str, str]:
     paths += [f"{GPU_DEVICE}/{name}" for name in ("railgate_enable", "power/control")]
     paths += [f"{EMC}/mrq_rate_locked", EMC_CAP]
     return {path: Path(f"{root}{path}").read_text().strip() for path in paths if Path(f"{root}{path}").is_file()}
-
-
-# A point that touches every domain, in the order in which a controller writes it.
-PIN = (
-    (f"{A57}/scaling_max_freq", "960000"),
-    (f"{A57}/scaling_min_freq", "960000"),
-    (f"{A57}/scaling_governor", "performance"),
-    (f"{GPU_CLASS}/max_freq", "624750000"),
-    (f"{GPU_CLASS}/min_freq", "624750000"),
-    (f"{GPU_CLASS}/device/railgate_enable", "0"),
-    (f"{EMC}/mrq_rate_locked", "1"),
-    (f"{EMC}/rate", "800000000"),
-    (f"{CPUS}/cpu1/online", "0"),
-    (f"{CPUS}/cpu2/online", "0"),
-)

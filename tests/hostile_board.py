@@ -30,6 +30,22 @@ NONE, INT, BOOL, FLOAT, POINTER, DATA_TYPE, DEVICE, TENSOR, TEXT, BYTES = range(
 STR, FUNCTION, MODULE = 65, 68, 73
 VERSION = b"0.8.0"
 GREETING = struct.pack("<ii", RPC_MAGIC, 14) + b"server:nano/n1"
+DESCRIPTION = Description(
+    name="n1",
+    board_type="jetson-nano",
+    agent_version="0",
+    protocol_version=PROTOCOL_VERSION,
+    simulated=False,
+    architecture="aarch64",
+    cpu_model="",
+    cores_online=(0,),
+    cpu_freq_range_hz={},
+    memory_bytes=1,
+    engines=("kernel",),
+    engine_versions={},
+    rails=(),
+    thermal_zones=(),
+)
 
 
 def frame(code: int, body: bytes = b"") -> bytes:
@@ -226,24 +242,6 @@ def attacks(name: str) -> Iterator[tuple[str, Callable[[Peer], None]]]:
     yield "plainly", plainly
     yield "behind a header", behind_a_header
     yield "within an answer", within_an_answer
-
-
-DESCRIPTION = Description(
-    name="n1",
-    board_type="jetson-nano",
-    agent_version="0",
-    protocol_version=PROTOCOL_VERSION,
-    simulated=False,
-    architecture="aarch64",
-    cpu_model="",
-    cores_online=(0,),
-    cpu_freq_range_hz={},
-    memory_bytes=1,
-    engines=("kernel",),
-    engine_versions={},
-    rails=(),
-    thermal_zones=(),
-)
 
 
 def play_agent(answers: dict[str, bytes]) -> Callable[[Peer], None]:

@@ -30,6 +30,29 @@ from tests.encoders import make_encoder
 # All that a board has: what runs compiled models, and what that needs.
 _BOARD = ("apache-tvm", "numpy")
 _PYTHON_S = 60.0
+# Convolutions, matrix products, pools, joins and residuals; from an image down to 64 numbers; a dot in a file's name.
+FIRE = "fire1.1"
+TWO = (FIRE, "mlp")
+CAMPAIGN = f"""\
+name: two
+models: [{FIRE}.onnx, mlp]
+boards: {{ types: [local] }}
+budget: {{ per_workload: 1 }}
+search: {{ ops: [conv2d, dense] }}
+measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
+"""
+RUN_ALL = """
+import importlib, sys, time
+import numpy
+folder, *names = sys.argv[1:]
+for name in names:
+    package = name.replace("-", "_").replace(".", "_")
+    inputs = dict(numpy.load(f"{folder}/{name}.npz"))
+    numpy.savez(f"{folder}/{name}.out.npz", **importlib.import_module(package).Model().run(inputs))
+used = time.process_time()
+time.sleep(1)  # no frame for a second
+print(time.process_time() - used)
+"""
 
 
 def link_distribution(name: str, site: pathlib.Path) -> None:
@@ -160,31 +183,6 @@ def test_a_wheel_runs_where_there_is_no_farm(made: Made, tmp_path: pathlib.Path)
     wrong = venv.run("-m", "tiny_cnn", y)
     assert wrong.returncode == 2
     assert f"takes the inputs {next(iter(made.arrays))}" in wrong.stderr
-
-
-# Convolutions, matrix products, pools, joins and residuals; from an image down to 64 numbers; a dot in a file's name.
-FIRE = "fire1.1"
-TWO = (FIRE, "mlp")
-CAMPAIGN = f"""\
-name: two
-models: [{FIRE}.onnx, mlp]
-boards: {{ types: [local] }}
-budget: {{ per_workload: 1 }}
-search: {{ ops: [conv2d, dense] }}
-measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
-"""
-RUN_ALL = """
-import importlib, sys, time
-import numpy
-folder, *names = sys.argv[1:]
-for name in names:
-    package = name.replace("-", "_").replace(".", "_")
-    inputs = dict(numpy.load(f"{folder}/{name}.npz"))
-    numpy.savez(f"{folder}/{name}.out.npz", **importlib.import_module(package).Model().run(inputs))
-used = time.process_time()
-time.sleep(1)  # no frame for a second
-print(time.process_time() - used)
-"""
 
 
 def make_fire() -> bytes:

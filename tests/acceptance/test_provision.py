@@ -29,16 +29,14 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
     reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
 )
+# The type of a Linux machine that has none of its own.
+GENERIC = "x86-64-v3" if platform.machine() == "x86_64" else "armv8-a"
 
 
 @pytest.fixture
 def room() -> Iterator[pathlib.Path]:
     with open_folder() as folder:
         yield folder
-
-
-# The type of a Linux machine that has none of its own.
-GENERIC = "x86-64-v3" if platform.machine() == "x86_64" else "armv8-a"
 
 
 @pytest.fixture

@@ -21,6 +21,14 @@ from tests.postgresql import Cluster
 # What an operator is promised.
 TAKEN_OVER_S = 30.0
 NAMES = ("nano-01", "nano-02", "nano-03")
+CAMPAIGN = """\
+name: vision
+models: [mlp]
+boards: { types: [jetson-nano] }
+budget: { per_workload: 12 }
+search: { tuner: random, ops: [dense], warm_start: false, seed: 7 }
+measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
+"""
 
 
 @pytest.fixture
@@ -82,16 +90,6 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
         assert take_over_s(store, set(NAMES), left, "the second was killed") < TAKEN_OVER_S
         wait_in_service(left.url, set(NAMES))
         assert list_new().count("lost") <= len(NAMES)
-
-
-CAMPAIGN = """\
-name: vision
-models: [mlp]
-boards: { types: [jetson-nano] }
-budget: { per_workload: 12 }
-search: { tuner: random, ops: [dense], warm_start: false, seed: 7 }
-measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
-"""
 
 
 def test_a_campaign_goes_on_at_the_other(hosts: list[BoardHost], pair: list[Coordinator]) -> None:

@@ -31,6 +31,40 @@ ROOT = pathlib.Path(__file__).parents[2]
 CHILD_TIMEOUT_S = 60
 ENGINE = {"host": "here", "pid": 4711, "created": 1.5}
 NANO, TX2 = "jetson-nano", "jetson-tx2"
+_ENGINE = """
+import itertools, pathlib, sys
+from device_agent.protocol import Outcome, Status
+from farm.settings import parse_store
+from farm.store import Store
+from farm.store.session import StoreSession
+from farm.values import Trial
+with Store(parse_store(sys.argv[1])) as store:
+    store.campaigns.note(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
+    for number in itertools.count(int(sys.argv[2])):
+        outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
+        trial = Trial(1, "w1", f"c{number}", "default", 1, outcome, "x" * 100_000, board_type="jetson-nano", held_s=1.0)
+        assert store.trials.add(trial)
+        store.campaigns.save_progress(1, {"counted": number + 1})
+        print(number, flush=True)
+        if store.campaigns.require("fleet").wanted == "cancel":
+            break
+    store.campaigns.note(1, "cancelled", "as wanted")
+    print("ended", flush=True)
+"""
+_SUBMITTER = """
+import sys
+from farm.errors import UsageError
+from farm.settings import parse_store
+from farm.store import Store
+from farm.store.session import StoreSession
+from tests.unit.campaign_orders import make_order
+order = make_order("same", owner=sys.argv[2])
+with Store(parse_store(sys.argv[1])) as store:
+    try:
+        print(store.campaigns.submit(order, "farm campaign run", []))
+    except UsageError:
+        print("refused")
+"""
 
 
 @pytest.fixture
@@ -514,28 +548,6 @@ def engine_at(place: StoreLocation, first: int = 0) -> Iterator[tuple[subprocess
         engine.communicate(timeout=CHILD_TIMEOUT_S)
 
 
-_ENGINE = """
-import itertools, pathlib, sys
-from device_agent.protocol import Outcome, Status
-from farm.settings import parse_store
-from farm.store import Store
-from farm.store.session import StoreSession
-from farm.values import Trial
-with Store(parse_store(sys.argv[1])) as store:
-    store.campaigns.note(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
-    for number in itertools.count(int(sys.argv[2])):
-        outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
-        trial = Trial(1, "w1", f"c{number}", "default", 1, outcome, "x" * 100_000, board_type="jetson-nano", held_s=1.0)
-        assert store.trials.add(trial)
-        store.campaigns.save_progress(1, {"counted": number + 1})
-        print(number, flush=True)
-        if store.campaigns.require("fleet").wanted == "cancel":
-            break
-    store.campaigns.note(1, "cancelled", "as wanted")
-    print("ended", flush=True)
-"""
-
-
 def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocation) -> None:
     """While an engine writes trial after trial, others read and wish; every wish is kept, and it heeds the last."""
     with engine_at(place) as (engine, lines):
@@ -579,22 +591,6 @@ def test_a_killed_engine_loses_one_trial_at_most(store: Store, place: StoreLocat
         assert execute(place, "PRAGMA foreign_key_check") == []
     assert store.trials.fetch_board_seconds(1) == expected
     assert store.trials.fetch_attempts(1) == {}
-
-
-_SUBMITTER = """
-import sys
-from farm.errors import UsageError
-from farm.settings import parse_store
-from farm.store import Store
-from farm.store.session import StoreSession
-from tests.unit.campaign_orders import make_order
-order = make_order("same", owner=sys.argv[2])
-with Store(parse_store(sys.argv[1])) as store:
-    try:
-        print(store.campaigns.submit(order, "farm campaign run", []))
-    except UsageError:
-        print("refused")
-"""
 
 
 @pytest.mark.usefixtures("store")

@@ -23,16 +23,6 @@ from tests.stored_workloads import make_workload
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 60.0
 GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b0")
-
-
-@pytest.fixture
-def real(place: StoreLocation) -> Iterator[Store]:
-    with Store(place) as store:
-        for number in range(3):
-            store.boards.save(Board(f"b{number}", "local", simulated=False))
-        yield store
-
-
 # Takes boards as fast as it can, and holds each by a file that only one may make: O_EXCL is who proves the exclusion.
 _TAKER = """
 import os, pathlib, random, sys, time
@@ -57,6 +47,49 @@ with Store(parse_store(sys.argv[1])) as store:
         tokens.append(f"{board}:{lease.token}")
 print(*tokens)
 """
+_HOLDER = """
+import sys, time
+from farm.settings import parse_store
+from farm.store import Store
+store = Store(parse_store(sys.argv[1]))
+acquired_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+lease = store.leases.acquire("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
+print(lease.token, acquired_s, flush=True)
+for line in sys.stdin:
+    try:
+        store.leases.renew(lease)
+        print("renewed", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+_OBSERVER = """
+import sys
+from farm.crew.health import Kind, HealthLimits, Observation, decide_by
+from farm.settings import parse_store
+from farm.store import Store
+decide = decide_by(Observation(Kind.FAULT), HealthLimits(faults=1000, window_s=1e6))
+with Store(parse_store(sys.argv[1])) as store:
+    for _ in range(50):
+        store.boards.observe("b0", "fault", sys.argv[2], decide)
+"""
+_KILLED = """
+import sys
+from farm.settings import parse_store
+from farm.store import Store
+store = Store(parse_store(sys.argv[1]))
+while True:
+    lease = store.leases.acquire("b0", "victim", "contract", ttl_s=0.2)
+    print(lease.token, flush=True)
+    store.leases.release(lease)
+"""
+
+
+@pytest.fixture
+def real(place: StoreLocation) -> Iterator[Store]:
+    with Store(place) as store:
+        for number in range(3):
+            store.boards.save(Board(f"b{number}", "local", simulated=False))
+        yield store
 
 
 def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation, tmp_path: pathlib.Path) -> None:
@@ -73,23 +106,6 @@ def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation
     for number in range(3):
         taken = [event for event in real.events.fetch_of_boards(f"b{number}") if event.kind.startswith("lease_")]
         assert [event.kind for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)
-
-
-_HOLDER = """
-import sys, time
-from farm.settings import parse_store
-from farm.store import Store
-store = Store(parse_store(sys.argv[1]))
-acquired_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-lease = store.leases.acquire("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
-print(lease.token, acquired_s, flush=True)
-for line in sys.stdin:
-    try:
-        store.leases.renew(lease)
-        print("renewed", flush=True)
-    except Exception as error:
-        print(type(error).__name__, flush=True)
-"""
 
 
 def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
@@ -114,36 +130,12 @@ def test_a_killed_coordinators_lease_expires(real: Store, place: StoreLocation) 
     assert read_clock().seconds - float(acquired_s) >= 1.0
 
 
-_OBSERVER = """
-import sys
-from farm.crew.health import Kind, HealthLimits, Observation, decide_by
-from farm.settings import parse_store
-from farm.store import Store
-decide = decide_by(Observation(Kind.FAULT), HealthLimits(faults=1000, window_s=1e6))
-with Store(parse_store(sys.argv[1])) as store:
-    for _ in range(50):
-        store.boards.observe("b0", "fault", sys.argv[2], decide)
-"""
-
-
 def test_no_observation_of_two_is_lost(real: Store, place: StoreLocation) -> None:
     """Two health loops on one board: every fault is counted."""
     for observer in [run_python(_OBSERVER, place, name) for name in ("left", "right")]:
         _, complaints = observer.communicate(timeout=PATIENCE_S)
         assert observer.returncode == 0, complaints
     assert "100 of 1000" in real.events.fetch_of_boards("b0")[-1].reason
-
-
-_KILLED = """
-import sys
-from farm.settings import parse_store
-from farm.store import Store
-store = Store(parse_store(sys.argv[1]))
-while True:
-    lease = store.leases.acquire("b0", "victim", "contract", ttl_s=0.2)
-    print(lease.token, flush=True)
-    store.leases.release(lease)
-"""
 
 
 def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLocation) -> None:

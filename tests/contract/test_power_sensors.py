@@ -24,6 +24,7 @@ from tests.clocks import Clock
 _DEVICES = "sys/bus/i2c/devices"
 _TYPES = load_board_types()
 _PERIOD_S = 0.1
+_SIMULATED = sorted(name for name, board_type in _TYPES.items() if board_type.simulation)
 
 
 class RootOnly(FileTree):
@@ -487,9 +488,6 @@ def watch_virtual(tree: VirtualTree, sensors: PowerSensors, clock: Clock, fault:
     window = energy.integrate(trace, start_s, start_s + 4.0, sensors)
     assert window is not None
     return window
-
-
-_SIMULATED = sorted(name for name, board_type in _TYPES.items() if board_type.simulation)
 
 
 @pytest.mark.parametrize("privileged", [True, False], ids=["root", "user"])

@@ -20,6 +20,63 @@ from tests.places import execute
 from tests.stored_workloads import make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
+_WRITER = """
+import sys
+from device_agent.protocol import Outcome, Status
+from farm.settings import parse_store
+from farm.store import Store
+from farm.values import Trial
+name, count = sys.argv[2], int(sys.argv[3])
+with Store(parse_store(sys.argv[1])) as store:
+    for number in range(count):
+        store.trials.add(Trial(1, "w1", f"{name}-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+        store.trials.add(Trial(1, "w1", f"both-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+"""
+_WITHOUT_RIGHTS = """
+import os, pathlib, sqlite3, sys
+import farm.store.sqlite
+from farm.errors import FarmError
+from farm.settings import parse_store
+from farm.store import Store
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    Store(parse_store(sys.argv[1]))
+except FarmError as error:
+    print(type(error).__name__, "|", error.message, "|", error.hint)
+"""
+_ON_A_FULL_DISK = """
+import pathlib, resource, sys
+from device_agent.protocol import Outcome, Status
+from farm.errors import FarmError
+from farm.settings import parse_store
+from farm.store import Store
+from farm.values import Trial
+store = Store(parse_store(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+written = 0
+try:
+    while written < 100:
+        outcome = Outcome(Status.OK, latency_s=(1.0,))
+        store.trials.add(Trial(1, "w1", f"c{written}", "default", 1, outcome, "x" * 20_000))
+        written += 1
+except FarmError as error:
+    print(written, "|", type(error).__name__, "|", error.hint)
+"""
+_READ_ON_A_FULL_DISK = """
+import pathlib, resource, signal, sys
+from farm.errors import UnavailableError
+from farm.store import Store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow by a byte, that of an index neither
+with Store(pathlib.Path(sys.argv[1])) as store:
+    print(len(store.campaigns.fetch_searches()))
+    try:
+        store.events.add("x", "y", "z")
+    except UnavailableError as error:
+        print(error.message)
+"""
 
 
 @pytest.fixture
@@ -228,19 +285,6 @@ def test_events_keep_their_order(store: Store) -> None:
 
 # Several processes
 
-_WRITER = """
-import sys
-from device_agent.protocol import Outcome, Status
-from farm.settings import parse_store
-from farm.store import Store
-from farm.values import Trial
-name, count = sys.argv[2], int(sys.argv[3])
-with Store(parse_store(sys.argv[1])) as store:
-    for number in range(count):
-        store.trials.add(Trial(1, "w1", f"{name}-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
-        store.trials.add(Trial(1, "w1", f"both-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
-"""
-
 
 def test_two_processes_write_at_once(store: Store, place: StoreLocation) -> None:
     """No trial of either is lost, none that both deliver is doubled, and neither sees an error."""
@@ -273,22 +317,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
     assert "FARM_HOME" in caught.value.hint
 
 
-_WITHOUT_RIGHTS = """
-import os, pathlib, sqlite3, sys
-import farm.store.sqlite
-from farm.errors import FarmError
-from farm.settings import parse_store
-from farm.store import Store
-if os.getuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-try:
-    Store(parse_store(sys.argv[1]))
-except FarmError as error:
-    print(type(error).__name__, "|", error.message, "|", error.hint)
-"""
-
-
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
 def test_a_read_only_folder(existing: bool) -> None:
     """Neither a new nor an existing store can be used there; the error names the file and points to FARM_HOME."""
@@ -310,26 +338,6 @@ def test_a_read_only_folder(existing: bool) -> None:
         shutil.rmtree(folder)
 
 
-_ON_A_FULL_DISK = """
-import pathlib, resource, sys
-from device_agent.protocol import Outcome, Status
-from farm.errors import FarmError
-from farm.settings import parse_store
-from farm.store import Store
-from farm.values import Trial
-store = Store(parse_store(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-written = 0
-try:
-    while written < 100:
-        outcome = Outcome(Status.OK, latency_s=(1.0,))
-        store.trials.add(Trial(1, "w1", f"c{written}", "default", 1, outcome, "x" * 20_000))
-        written += 1
-except FarmError as error:
-    print(written, "|", type(error).__name__, "|", error.hint)
-"""
-
-
 def test_a_full_disk_loses_nothing_written(tmp_path: pathlib.Path) -> None:
     """When no byte more fits the error points to FARM_HOME, and every trial reported as written is there."""
     path = tmp_path / "farm.db"
@@ -344,21 +352,6 @@ def test_a_full_disk_loses_nothing_written(tmp_path: pathlib.Path) -> None:
     assert 0 < int(written) < 100
     with Store(path) as store:
         assert [row["candidate"] for row in store.trials.fetch()] == [f"c{n}" for n in range(int(written))]
-
-
-_READ_ON_A_FULL_DISK = """
-import pathlib, resource, signal, sys
-from farm.errors import UnavailableError
-from farm.store import Store
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow by a byte, that of an index neither
-with Store(pathlib.Path(sys.argv[1])) as store:
-    print(len(store.campaigns.fetch_searches()))
-    try:
-        store.events.add("x", "y", "z")
-    except UnavailableError as error:
-        print(error.message)
-"""
 
 
 def test_a_full_disk_can_be_read(tmp_path: pathlib.Path) -> None:

@@ -24,6 +24,24 @@ from tests.places import execute
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEADLINE_S = 60.0
+_RESUMING = """
+import sys
+from farm.processes.machine import process_identity
+from farm.errors import TransientError
+from farm.settings import parse_store
+from farm.store import Store
+with Store(parse_store(sys.argv[1])) as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        store.sweeps.resume(1, process_identity())
+        print("mine", flush=True)
+    except TransientError:
+        print("another's", flush=True)
+    written = store.sweeps.add_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={})
+    print(written, flush=True)
+    sys.stdin.readline()
+"""
 
 
 @pytest.fixture
@@ -211,26 +229,6 @@ def test_a_running_sweep_is_not_taken_over(store: Store) -> None:
     with pytest.raises(TransientError, match=f"process {os.getpid()} on {socket.gethostname()}"):
         store.sweeps.resume(sweep, {"pid": 1})
     assert store.sweeps.require(sweep) == before
-
-
-_RESUMING = """
-import sys
-from farm.processes.machine import process_identity
-from farm.errors import TransientError
-from farm.settings import parse_store
-from farm.store import Store
-with Store(parse_store(sys.argv[1])) as store:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        store.sweeps.resume(1, process_identity())
-        print("mine", flush=True)
-    except TransientError:
-        print("another's", flush=True)
-    written = store.sweeps.add_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={})
-    print(written, flush=True)
-    sys.stdin.readline()
-"""
 
 
 def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) -> None:

@@ -28,6 +28,10 @@ _NETWORK = "198.18"
 # Workers of pytest-xdist (gw0, gw1, ...) count in eighths of their own; 16,384 networks of four addresses there are.
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _numbers = itertools.count(_worker % 8 * 2048 + os.getpid() % 32 * 64)
+_LISTENING = """
+import json, psutil
+print(json.dumps([c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]))
+"""
 
 
 def require_namespaces() -> None:
@@ -195,12 +199,6 @@ class BoardHost(Cable):
         self.kill_agent()
         self.sshd.stop()
         self.take_up()
-
-
-_LISTENING = """
-import json, psutil
-print(json.dumps([c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]))
-"""
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.integration.onnx_graphs import random
 
 Shapes = dict[str, tuple[int, ...]]
+IMAGE = ("N", 3, "H", "W")
 
 
 class Writer:
@@ -74,9 +75,6 @@ class Writer:
             self.weights,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
-
-
-IMAGE = ("N", 3, "H", "W")
 
 
 def paddle_detector() -> tuple[onnx.ModelProto, Shapes]:

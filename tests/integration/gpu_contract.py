@@ -26,6 +26,17 @@ KERNEL_ARGUMENTS = {
     "seven": ("handle",),
 }
 _TYPES = {"handle": (3, 64), "int32": (0, 32), "float32": (2, 32)}
+FAILURES = {
+    "cuInit": (100, 0),
+    "cuMemAlloc_v2": (2, 0),
+    "cuMemcpyHtoDAsync_v2": (1, 0),
+    "cuModuleLoadDataEx": (218, 0),
+    "cuModuleGetFunction": (500, 0),
+    "cuLaunchKernel": (701, 0),
+    "cuMemcpyDtoHAsync_v2": (719, 0),
+    "cuStreamSynchronize": (700, 0),
+    "cuDevicePrimaryCtxRetain": (46, 0),
+}
 
 
 def serialise(code: bytes, form: str = "ptx", tags: tuple[str, ...] = ("blockIdx.x", "threadIdx.x")) -> bytes:
@@ -307,19 +318,6 @@ def run(check: Any) -> Any:
         text = file.read()
     _, status = os.waitpid(child, 0)
     return json.loads(text) if text else f"ended with status {status}"
-
-
-FAILURES = {
-    "cuInit": (100, 0),
-    "cuMemAlloc_v2": (2, 0),
-    "cuMemcpyHtoDAsync_v2": (1, 0),
-    "cuModuleLoadDataEx": (218, 0),
-    "cuModuleGetFunction": (500, 0),
-    "cuLaunchKernel": (701, 0),
-    "cuMemcpyDtoHAsync_v2": (719, 0),
-    "cuStreamSynchronize": (700, 0),
-    "cuDevicePrimaryCtxRetain": (46, 0),
-}
 
 
 def main() -> None:

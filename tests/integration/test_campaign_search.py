@@ -29,6 +29,8 @@ tvm = tvm_env.load()
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
 NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
 SAMPLING = ("random", "ga", "xgb", "droplet")
+_WEIGHTS = np.random.default_rng(0).standard_normal(164)
+Latency = Callable[[Candidate], float | None]
 
 
 @functools.cache
@@ -85,9 +87,6 @@ def latency_s(candidate: Candidate) -> float | None:
     return 1e-4 * (1 + away + int(candidate.hash[:4], 16) / 2**20)
 
 
-_WEIGHTS = np.random.default_rng(0).standard_normal(164)
-
-
 @functools.cache
 def open_space(workload_hash: str) -> ScheduleSpace:
     every = [
@@ -111,9 +110,6 @@ def find_features(candidate: Candidate) -> Features:
 def latency_by_features(candidate: Candidate) -> float | None:
     """A latency that what the code does decides, the same for all sizes and targets."""
     return 1e-3 * math.exp(0.02 * float(find_features(candidate).sum(axis=0)[: len(_WEIGHTS)] @ _WEIGHTS))
-
-
-Latency = Callable[[Candidate], float | None]
 
 
 def advance(

@@ -59,6 +59,25 @@ int __tvm_ffi_reserves_memory(void *self, void *args, int count, void *result) {
   return 0;
 }
 """
+# Rounds of five instructions: two FMAs, of full vectors and of half ones, one load, two of the loop.
+_COUNTED = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[1])
+import counter
+spin, reader = ctypes.CDLL(sys.argv[2]).spin, counter.Reader(counter.Path(os.environ[counter.VARIABLE]))
+marks = [reader.read()]
+for rounds in (1, 1_000_000, 2_000_000):
+    spin(ctypes.c_long(rounds))
+    marks.append(reader.read())
+print(*(getattr(after - before, name) for before, after in zip(marks[1:], marks[2:])
+        for name in ("instructions", "vector_fmas", "loads_stores")))
+"""
+_SPIN = r"""
+void spin(long rounds) {
+  __asm__ volatile("1: fmla v0.4s, v1.4s, v2.s[3]\n fmla v0.2s, v1.2s, v2.2s\n ldr w9, [sp]\n subs %0, %0, #1\n b.ne 1b"
+                   : "+r"(rounds) : : "v0", "w9", "cc");
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -245,27 +264,6 @@ def test_it_has_the_clocks_of_a_nano(board: BlockingSession, kernel: bytes) -> N
     assert outcome.simulated
     assert outcome.point.cpu_freq_hz == {"a57": 921_600_000}
     assert board.unpin().status is PinStatus.OK
-
-
-# Rounds of five instructions: two FMAs, of full vectors and of half ones, one load, two of the loop.
-_COUNTED = """
-import ctypes, os, sys
-sys.path.insert(0, sys.argv[1])
-import counter
-spin, reader = ctypes.CDLL(sys.argv[2]).spin, counter.Reader(counter.Path(os.environ[counter.VARIABLE]))
-marks = [reader.read()]
-for rounds in (1, 1_000_000, 2_000_000):
-    spin(ctypes.c_long(rounds))
-    marks.append(reader.read())
-print(*(getattr(after - before, name) for before, after in zip(marks[1:], marks[2:])
-        for name in ("instructions", "vector_fmas", "loads_stores")))
-"""
-_SPIN = r"""
-void spin(long rounds) {
-  __asm__ volatile("1: fmla v0.4s, v1.4s, v2.s[3]\n fmla v0.2s, v1.2s, v2.2s\n ldr w9, [sp]\n subs %0, %0, #1\n b.ne 1b"
-                   : "+r"(rounds) : : "v0", "w9", "cc");
-}
-"""
 
 
 def test_executed_instructions_are_counted(emulated_root: str, nano: BoardType, tmp_path: pathlib.Path) -> None:

@@ -46,6 +46,19 @@ FUNCTION(recurses) {
 }
 FUNCTION(jumps) { return ((int (*)(void))0x123456789)(); }
 """
+_MATMUL = r"""
+typedef struct { void *data; int device[2]; int ndim; int dtype; long *shape, *strides; unsigned long offset; } Tensor;
+typedef struct { int index, pad; Tensor *value; } Any;
+int __tvm_ffi_matmul(void *self, Any *args, int count, void *result) {
+  float *a = args[0].value->data, *b = args[1].value->data, *restrict c = args[2].value->data;
+  for (int i = 0; i < 64; i++) {
+    for (int j = 0; j < 64; j++) c[64 * i + j] = 0;
+    for (int k = 0; k < 64; k++)
+      for (int j = 0; j < 64; j++) c[64 * i + j] += a[64 * i + k] * b[64 * k + j];
+  }
+  return 0;
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -196,21 +209,6 @@ def test_nothing_beats_the_multiply_adds(emulator: Emulator, tmp_path: pathlib.P
         run = opened.call("matmul", tensors, CAP, warm=(0, 1, 2))
         np.testing.assert_allclose(tensors[2].array, tensors[0].array @ tensors[1].array, rtol=1e-3, atol=1e-4)
     assert sum(segment[0] for segment in run.segments) >= 64**3 / 4
-
-
-_MATMUL = r"""
-typedef struct { void *data; int device[2]; int ndim; int dtype; long *shape, *strides; unsigned long offset; } Tensor;
-typedef struct { int index, pad; Tensor *value; } Any;
-int __tvm_ffi_matmul(void *self, Any *args, int count, void *result) {
-  float *a = args[0].value->data, *b = args[1].value->data, *restrict c = args[2].value->data;
-  for (int i = 0; i < 64; i++) {
-    for (int j = 0; j < 64; j++) c[64 * i + j] = 0;
-    for (int k = 0; k < 64; k++)
-      for (int j = 0; j < 64; j++) c[64 * i + j] += a[64 * i + k] * b[64 * k + j];
-  }
-  return 0;
-}
-"""
 
 
 def cross_compile(source: str, path: pathlib.Path, *options: str) -> bytes:

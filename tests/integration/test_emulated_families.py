@@ -45,6 +45,8 @@ np.savez(outputs, **results)
 
 Array = np.ndarray
 LAYOUT = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+# Those of the cases above that sum up products, which is where float16 has schedules of its own.
+HALVED = ("dense", "dense_odd", "dense_few", "matmul", "grouped", "depthwise", "depthwise_odd", "batched", "max_pool")
 
 
 def convolve(x: Array, w: Array, stride: int = 1, pad: int = 0, groups: int = 1, dilation: int = 1) -> Array:
@@ -269,10 +271,6 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     for name, (result, plan) in expected.items():
         error = np.abs(results[name] - result).max() / np.abs(result).max()
         assert error < (2e-5 if results[name].dtype == "float32" else 1e-9), f"{name} {plan}: {error}"
-
-
-# Those of the cases above that sum up products, which is where float16 has schedules of its own.
-HALVED = ("dense", "dense_odd", "dense_few", "matmul", "grouped", "depthwise", "depthwise_odd", "batched", "max_pool")
 
 
 def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str, tmp_path: pathlib.Path) -> None:

@@ -25,6 +25,29 @@ from tests.integration.test_schedule_families import Build, _run, build_canonica
 tvm_env.load_compiler()
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo  # noqa: E402  TVM is found by then
 
+HALF = "half "
+_HALVED = (
+    "dense 3x3", "dense 3x3/2, odd", "product", "many products", "product with a vector", "depthwise 3x3", "max pool",
+    "residual", "softmax of a prime", "layer norm", "transposition",
+)  # fmt: skip
+# In a process of its own, which is what a worker is: what the driver's stand-in says stays there.
+_RUN = """
+import json, pathlib, sys
+import numpy as np
+from device_agent import board_types
+from farm.virtual import gpu_time
+from device_agent.worker import engines
+from device_agent.protocol import GPU, Engine, RunSpec
+gpus, folder, names = sys.argv[1:]
+gpu_time.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"])
+folder = pathlib.Path(folder)
+for name in json.loads(names):
+    arrays = dict(np.load(folder / f"{name.rpartition('_')[0]}.npz"))
+    spec = RunSpec(Engine.KERNEL, device=GPU, entry=name)
+    run, collect = engines.load_program(spec, folder / "kernels.so", arrays)
+    np.save(folder / f"{name}.npy", collect(run())[-1])
+"""
+
 
 def _conv(*, kernel: int = 3, **options: Any) -> Build:
     return lambda op, x, w: op.nn.relu(
@@ -110,33 +133,10 @@ def _grid() -> dict[str, tuple[str, tuple[Any, ...], Build]]:
     return found
 
 
-HALF = "half "
-_HALVED = (
-    "dense 3x3", "dense 3x3/2, odd", "product", "many products", "product with a vector", "depthwise 3x3", "max pool",
-    "residual", "softmax of a prime", "layer norm", "transposition",
-)  # fmt: skip
 for _name in _HALVED:
     _family, _shapes, _build = CASES[_name]
     CASES[f"{HALF}{_name}"] = _family, tuple((shape, "float16") for shape in _shapes), _build
 CASES.update(_grid())
-
-# In a process of its own, which is what a worker is: what the driver's stand-in says stays there.
-_RUN = """
-import json, pathlib, sys
-import numpy as np
-from device_agent import board_types
-from farm.virtual import gpu_time
-from device_agent.worker import engines
-from device_agent.protocol import GPU, Engine, RunSpec
-gpus, folder, names = sys.argv[1:]
-gpu_time.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"])
-folder = pathlib.Path(folder)
-for name in json.loads(names):
-    arrays = dict(np.load(folder / f"{name.rpartition('_')[0]}.npz"))
-    spec = RunSpec(Engine.KERNEL, device=GPU, entry=name)
-    run, collect = engines.load_program(spec, folder / "kernels.so", arrays)
-    np.save(folder / f"{name}.npy", collect(run())[-1])
-"""
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,61 @@ WHOLE = RNG.integers(-(2**31), 2**31 - 1, (2, 500)).astype("int32")
 SMALL = np.where((few := RNG.integers(-9, 10, 500)) == 0, 3, few).astype("int32")
 # Every pair of them.
 EXTREMES = np.array(list(itertools.product([1e38, 1e-38, 0, 3, -1, 1e-40, np.inf, -np.inf, np.nan], repeat=2)), "f4").T
+PARTED = """extern "C" __global__ void f(int* y, const int* a, int n) {
+  __shared__ int kept[128];
+  int i = threadIdx.x, sum = 0, steps = a[i] & 15;
+  for (int k = 0; k < steps; ++k) {
+    if (k & 1) { if (a[i] & 64) continue; sum += k; } else { sum -= a[k]; if (sum < -5000) break; }
+  }
+  kept[i] = sum;
+  __syncthreads();
+  if (i < 32) { for (int step = 16; step; step /= 2) kept[i] += __shfl_xor_sync(~0u, kept[i], step, 32); }
+  __syncthreads();
+  y[i] = kept[127 - i];
+  int local[40];
+  for (int k = 0; k < 40; ++k) local[k] = k * sum;
+  y[i] += local[(a[i] & 31) + 3];
+}
+"""
+HALVES = """extern "C" __global__ void f(unsigned* y, const unsigned* a, const unsigned* b, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned sum, half = 0x38003800u;
+  if (i >= n) return;
+  asm("add.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a[i]), "r"(half));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y[i]) : "r"(a[i]), "r"(b[i]), "r"(sum));
+}
+"""
+FAULTS = {
+    "race": ("__shared__ float s[128]; s[threadIdx.x] = y[threadIdx.x]; __syncthreads();"
+        " float v = s[127 - threadIdx.x]; s[threadIdx.x] = v; __syncthreads(); y[threadIdx.x] = s[threadIdx.x];",
+             "CUDA_ERROR_LAUNCH_FAILED", "races with another thread"),
+    "unwritten": ("__shared__ float s[128]; if (threadIdx.x < 64) s[threadIdx.x] = 1; __syncthreads();"
+                  " y[threadIdx.x] = s[threadIdx.x];", "CUDA_ERROR_LAUNCH_FAILED", "that nothing wrote"),
+    "outside": ("y[threadIdx.x + 4000] = 1;", "CUDA_ERROR_ILLEGAL_ADDRESS", "STG has an address out of memory"),
+    "not aligned": ("*(float4*)(y + threadIdx.x) = make_float4(1, 2, 3, 4);", "CUDA_ERROR_MISALIGNED_ADDRESS", "STG"),
+}  # fmt: skip
+TILE = """extern "C" __global__ void f(float* y, const float* a) {
+  __shared__ float s[THREADS];
+  float l[HELD];
+  for (int j = 0; j < HELD; ++j) l[j] = 0;
+  for (int k = 0; k < STEPS; ++k) {
+    __syncthreads();
+    s[threadIdx.x] = a[(blockIdx.x + k) * THREADS + threadIdx.x];
+    __syncthreads();
+    for (int i = 0; i < 16; ++i) for (int j = 0; j < HELD; ++j) l[j] += s[i] * s[(threadIdx.x + j) % THREADS];
+  }
+  for (int j = 0; j < HELD; ++j) y[(blockIdx.x * HELD + j) * THREADS + threadIdx.x] = l[j];
+}
+"""
+CONFLICT = """extern "C" __global__ void f(float* y, const float* a) {
+  __shared__ float s[4096];
+  for (int i = threadIdx.x; i < 4096; i += 128) s[i] = a[i];
+  __syncthreads();
+  float sum = 0;
+  for (int k = 0; k < 64; ++k) sum += s[(threadIdx.x * STRIDE + k * 7) % 4096];
+  y[threadIdx.x * PITCH] = sum;
+}
+"""
 
 
 def wrap(values: Any) -> Any:
@@ -168,24 +223,6 @@ def test_machine_code_computes_what_its_source_says(name: str, computed: dict[st
         np.testing.assert_array_equal(found, wanted)
 
 
-PARTED = """extern "C" __global__ void f(int* y, const int* a, int n) {
-  __shared__ int kept[128];
-  int i = threadIdx.x, sum = 0, steps = a[i] & 15;
-  for (int k = 0; k < steps; ++k) {
-    if (k & 1) { if (a[i] & 64) continue; sum += k; } else { sum -= a[k]; if (sum < -5000) break; }
-  }
-  kept[i] = sum;
-  __syncthreads();
-  if (i < 32) { for (int step = 16; step; step /= 2) kept[i] += __shfl_xor_sync(~0u, kept[i], step, 32); }
-  __syncthreads();
-  y[i] = kept[127 - i];
-  int local[40];
-  for (int k = 0; k < 40; ++k) local[k] = k * sum;
-  y[i] += local[(a[i] & 31) + 3];
-}
-"""
-
-
 def test_threads_part_and_meet(driver: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Loops that end at different times, branches within them, shuffles, barriers, and arrays of a thread's own."""
     a = RNG.integers(0, 2000, 128).astype("int32")
@@ -207,16 +244,6 @@ def test_threads_part_and_meet(driver: pathlib.Path, tmp_path: pathlib.Path) -> 
     np.testing.assert_array_equal(found[0], kept[::-1] + (np.array(sums) * ((a & 31) + 3)))
 
 
-HALVES = """extern "C" __global__ void f(unsigned* y, const unsigned* a, const unsigned* b, int n) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  unsigned sum, half = 0x38003800u;
-  if (i >= n) return;
-  asm("add.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a[i]), "r"(half));
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y[i]) : "r"(a[i]), "r"(b[i]), "r"(sum));
-}
-"""
-
-
 def test_half_precision_rounds_each_sum_once(driver: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Two halves at a time, as the GPUs of Nano and TX2 have them."""
     a, b = (RNG.normal(size=1000).astype("float16") for _ in range(2))
@@ -226,17 +253,6 @@ def test_half_precision_rounds_each_sum_once(driver: pathlib.Path, tmp_path: pat
         assert not isinstance(found, str), found
         wanted = (a.astype("f8") * b + (a + np.float16(0.5)).astype("f8")).astype("float16")
         np.testing.assert_array_equal(found[0].view("float16"), wanted)
-
-
-FAULTS = {
-    "race": ("__shared__ float s[128]; s[threadIdx.x] = y[threadIdx.x]; __syncthreads();"
-        " float v = s[127 - threadIdx.x]; s[threadIdx.x] = v; __syncthreads(); y[threadIdx.x] = s[threadIdx.x];",
-             "CUDA_ERROR_LAUNCH_FAILED", "races with another thread"),
-    "unwritten": ("__shared__ float s[128]; if (threadIdx.x < 64) s[threadIdx.x] = 1; __syncthreads();"
-                  " y[threadIdx.x] = s[threadIdx.x];", "CUDA_ERROR_LAUNCH_FAILED", "that nothing wrote"),
-    "outside": ("y[threadIdx.x + 4000] = 1;", "CUDA_ERROR_ILLEGAL_ADDRESS", "STG has an address out of memory"),
-    "not aligned": ("*(float4*)(y + threadIdx.x) = make_float4(1, 2, 3, 4);", "CUDA_ERROR_MISALIGNED_ADDRESS", "STG"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -273,21 +289,6 @@ def test_what_is_no_machine_code_of_these_gpus_is_refused(driver: pathlib.Path, 
     assert "no cubin" in ask(good[:10])
 
 
-TILE = """extern "C" __global__ void f(float* y, const float* a) {
-  __shared__ float s[THREADS];
-  float l[HELD];
-  for (int j = 0; j < HELD; ++j) l[j] = 0;
-  for (int k = 0; k < STEPS; ++k) {
-    __syncthreads();
-    s[threadIdx.x] = a[(blockIdx.x + k) * THREADS + threadIdx.x];
-    __syncthreads();
-    for (int i = 0; i < 16; ++i) for (int j = 0; j < HELD; ++j) l[j] += s[i] * s[(threadIdx.x + j) % THREADS];
-  }
-  for (int j = 0; j < HELD; ++j) y[(blockIdx.x * HELD + j) * THREADS + threadIdx.x] = l[j];
-}
-"""
-
-
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(
     st.sampled_from((32, 64, 128)),
@@ -315,17 +316,6 @@ def test_no_estimate_beats_arithmetic_memory_or_the_start(
     assert slow >= START_S + products / lanes / 460.8e6 / 1.001
     assert fast >= sizes[0] / 25.6e9
     assert fast < slow < 2.001 * fast
-
-
-CONFLICT = """extern "C" __global__ void f(float* y, const float* a) {
-  __shared__ float s[4096];
-  for (int i = threadIdx.x; i < 4096; i += 128) s[i] = a[i];
-  __syncthreads();
-  float sum = 0;
-  for (int k = 0; k < 64; ++k) sum += s[(threadIdx.x * STRIDE + k * 7) % 4096];
-  y[threadIdx.x * PITCH] = sum;
-}
-"""
 
 
 def test_conflicts_and_scattered_writes_take_time(driver: pathlib.Path) -> None:

@@ -37,6 +37,9 @@ from tests.unit import artifacts
 tvm_env.load()
 
 SPEC = RunSpec(Engine.RELAX_VM, device=GPU, limits=Limits(timeout_s=60.0, threads=1))
+VIRTUAL_NANO = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder")
+# Of one run of tiny-cnn; a worker of its own meets the driver's failure after as many as the first run makes.
+LAUNCHES = 8
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +186,6 @@ def test_a_failure_costs_one_run(
             assert ("another worker" in outcome.message) == (status is Status.CRASHED)
         if status is Status.FARM_ERROR:
             assert any(name in note for note in session.description.notes)
-
-
-VIRTUAL_NANO = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder")
-# Of one run of tiny-cnn; a worker of its own meets the driver's failure after as many as the first run makes.
-LAUNCHES = 8
 
 
 def count_workers(log: pathlib.Path) -> int:

@@ -23,6 +23,15 @@ from tests.integration.conftest import ROOT
 CONTRACT = pathlib.Path(__file__).with_name("gpu_contract.py")
 SECOND = 'extern "C" __global__ void __launch_bounds__(1) seven(float* to) { to[0] = 7.0f; }'
 TIMEOUT_S = 240.0
+# As the agent does in `device-agent serve`, and then in the child that asks the driver.
+_FIRST_LOOK = """
+import json
+import tvm.runtime  # the agent has it before it forks: the driver alone is waited for
+from device_agent.platforms import gpu
+from device_agent.board_types import load_board_types
+gpu.use_folder(None, load_board_types()["jetson-nano"])
+print(json.dumps([gpu.__file__, *gpu.describe()]))
+"""
 
 
 def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
@@ -122,17 +131,6 @@ def test_what_fails_for_good_is_told(said: dict[str, Any]) -> None:
     assert "no CUDA driver" in said["no_driver"]
     assert "too old" in said["old_driver"]
     assert "forked" in said["fork"]
-
-
-# As the agent does in `device-agent serve`, and then in the child that asks the driver.
-_FIRST_LOOK = """
-import json
-import tvm.runtime  # the agent has it before it forks: the driver alone is waited for
-from device_agent.platforms import gpu
-from device_agent.board_types import load_board_types
-gpu.use_folder(None, load_board_types()["jetson-nano"])
-print(json.dumps([gpu.__file__, *gpu.describe()]))
-"""
 
 
 @pytest.mark.parametrize("system", ["native", "aarch64"])

@@ -27,6 +27,12 @@ NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "m
 AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2}
 AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
 SHAPES = {"x": (1, 16, 12, 12)}
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
+    "dense": ((1, 9, 14, 8), (3, 3, 8, 24), lambda topi, x, w: topi.nn.conv2d_nhwc(x, w, 1, [1, 1, 1, 1], 1)),
+    "pixels": ((1, 7, 7, 40), (1, 1, 40, 32), lambda topi, x, w: topi.nn.conv2d_nhwc(x, w, 1, [0, 0, 0, 0], 1)),
+    "row": ((1, 40), (40, 36), lambda topi, x, w: topi.matmul(x, w)),
+    "odd": ((3, 31), (31, 13), lambda topi, x, w: topi.matmul(x, w)),
+}
 
 
 @functools.cache
@@ -111,14 +117,6 @@ def run(library: bytes, inputs: Any, folder: pathlib.Path) -> list[Any]:
     path.write_bytes(library)
     machine = VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
     return [machine["main"](*[tvm.runtime.tensor(each) for each in inputs.values()]).numpy()]
-
-
-CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
-    "dense": ((1, 9, 14, 8), (3, 3, 8, 24), lambda topi, x, w: topi.nn.conv2d_nhwc(x, w, 1, [1, 1, 1, 1], 1)),
-    "pixels": ((1, 7, 7, 40), (1, 1, 40, 32), lambda topi, x, w: topi.nn.conv2d_nhwc(x, w, 1, [0, 0, 0, 0], 1)),
-    "row": ((1, 40), (40, 36), lambda topi, x, w: topi.matmul(x, w)),
-    "odd": ((3, 31), (31, 13), lambda topi, x, w: topi.matmul(x, w)),
-}
 
 
 @pytest.mark.parametrize("name", CASES)

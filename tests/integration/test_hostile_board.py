@@ -54,6 +54,7 @@ KEY = "jetson-nano/n1"
 ATTACKS = dict(hostile_board.attacks("farm_tests.take_over"))
 TAKE_OVER = hostile_board.frame(hostile_board.CALL, b"\x01" * 12)
 GOOD = Outcome(Status.OK, latency_s=(1e-3,), board="n1")
+HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.number(1, hostile_board.POINTER))
 
 
 @contextlib.contextmanager
@@ -190,9 +191,6 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracke
 
 def returning(*values: bytes) -> bytes:
     return hostile_board.frame(hostile_board.RETURN, hostile_board.sequence(*values))
-
-
-HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.number(1, hostile_board.POINTER))
 
 
 @pytest.mark.core

@@ -23,6 +23,8 @@ tvm = tvm_env.load()
 ZEN = AVX2 | {"mcpu": "znver3", "num-cores": 1}
 # 147 and 590 KB of weights.
 SMALL, LARGE = (1, 9, 9, 64), (1, 9, 9, 256)
+# A tile's place is a row and a column of tiles.
+IN_PLACE = {"vectors": 1, "pixels": 4, "rows": 2, "pad": PAD_NONE}
 
 
 def schedule(module: Any, target: dict[str, Any], plan: dict[str, int]) -> Any:
@@ -145,10 +147,6 @@ def make_depthwise(size: int, channels: int) -> Any:
     result = topi.nn.depthwise_conv2d_nhwc(data, weight, 1, [1, 1, 1, 1], 1)
     result = topi.clip(topi.add(result, bias), 0.0, 6.0)
     return tvm.IRModule({"main": te.create_prim_func([data, weight, bias, result], index_dtype_override="int64")})
-
-
-# A tile's place is a row and a column of tiles.
-IN_PLACE = {"vectors": 1, "pixels": 4, "rows": 2, "pad": PAD_NONE}
 
 
 def test_tiles_inside_an_image_compare_nothing_on_arm() -> None:

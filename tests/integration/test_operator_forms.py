@@ -24,6 +24,10 @@ tvm = tvm_env.load()
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)
+ORDER = RNG.permutation(np.arange(30)).reshape(3, 10)
+EDGES = np.array([-7.5, -3, -0.0, 0, 2.5, np.inf, -np.inf, np.nan, 5], "float32")
+DIVISORS = np.array([2, -2, np.inf, -np.inf, 3, -0.5, 0], "float32")
+REGIONS = np.array([[1, 2, 30, 33], [0, 0, 12, 8]], "float32")
 
 
 def image(*shape: int) -> Array:
@@ -158,7 +162,6 @@ MOVED = [
         dilations=[1, 2, 1],
     ),
 ]
-ORDER = RNG.permutation(np.arange(30)).reshape(3, 10)
 PLACED = [
     *(
         form("TensorScatter", image(2, 3, 4), image(2, *size), whole(2, 5), axis=axis, mode="circular")
@@ -185,8 +188,6 @@ def pool(op: str, **attributes: Any) -> Any:
     return form(op, image(1, 2, 7, 8), **({"kernel_shape": [3, 2], "strides": [3, 2]} | attributes))
 
 
-EDGES = np.array([-7.5, -3, -0.0, 0, 2.5, np.inf, -np.inf, np.nan, 5], "float32")
-DIVISORS = np.array([2, -2, np.inf, -np.inf, 3, -0.5, 0], "float32")
 SHIFTED, SHIFTS = np.array([[1], [5], [100], [-3]]), np.array([0, 1, 7, 31, 32, 63, 64, -1])
 ARITHMETIC = [
     *(form("Mod", EDGES[:, None].astype(kind), DIVISORS.astype(kind)) for kind in ("float32", "float64", "float16")),
@@ -202,7 +203,6 @@ ARITHMETIC = [
 ]
 
 
-REGIONS = np.array([[1, 2, 30, 33], [0, 0, 12, 8]], "float32")
 POOLS = [
     *(pool(op, auto_pad="SAME_LOWER") for op in ("MaxPool", "AveragePool", "LpPool")),
     *(pool(op, ceil_mode=1) for op in ("MaxPool", "AveragePool", "LpPool")),

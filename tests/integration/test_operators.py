@@ -31,6 +31,19 @@ HOST_CONFIG = tvm_env.host_target(1)
 HOST = tvm_env.make_target(HOST_CONFIG)
 PLAIN = tvm_env.make_target(HOST_CONFIG | {"opt-level": 0})  # the optimiser is not what is tested here
 Array = npt.NDArray[Any]
+COUNTS = RNG.integers(1, 50, (4, 6)).astype("int32")
+BYTES = RNG.integers(0, 200, (4, 6)).astype("uint8")
+# Batch, two corners: what finds boxes takes pixels, what pools them parts.
+BOXES = np.array([[0, 0, 4, 4], [1, 1, 5, 5]], "float32")
+# Known to the importer, and not tried here: of sequences and optional values, which no input or output can be; of a
+# domain that the farm refuses; replaced long ago (Scatter, Upsample); or a reader of another's second output.
+ELSEWHERE = frozenset(
+    {
+        "AllClassNMS", "Attention", "ConcatFromSequence", "MatMulInteger16", "MaxUnpool", "Optional",
+        "OptionalGetElement", "OptionalHasElement", "Scatter", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
+        "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence", "Upsample",
+    }
+)  # fmt: skip
 
 
 def image(*shape: int) -> Array:
@@ -134,11 +147,7 @@ X, Y = image(), image()
 M = image(4, 6)
 SIGNED = X - 0.5
 MASK, OTHER_MASK = X > 0.5, Y > 0.5
-COUNTS = RNG.integers(1, 50, (4, 6)).astype("int32")
-BYTES = RNG.integers(0, 200, (4, 6)).astype("uint8")
 CHANNELS = [image(4), image(4)]
-# Batch, two corners: what finds boxes takes pixels, what pools them parts.
-BOXES = np.array([[0, 0, 4, 4], [1, 1, 5, 5]], "float32")
 
 
 def each(names: str, *given: Array, **attributes: Any) -> list[Case]:
@@ -262,15 +271,6 @@ REFUSED = [
     ("Unique", case("Unique", M)),
     ("Det", case("Det", X)),
 ]
-# Known to the importer, and not tried here: of sequences and optional values, which no input or output can be; of a
-# domain that the farm refuses; replaced long ago (Scatter, Upsample); or a reader of another's second output.
-ELSEWHERE = frozenset(
-    {
-        "AllClassNMS", "Attention", "ConcatFromSequence", "MatMulInteger16", "MaxUnpool", "Optional",
-        "OptionalGetElement", "OptionalHasElement", "Scatter", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
-        "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence", "Upsample",
-    }
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ if action == "on":
         board = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     pid.write_text(str(board.pid))
 """
+CAMPAIGN = """\
+name: small
+models: mlp
+boards: { types: jetson-nano }
+budget: { per_workload: 4 }
+search: { tuner: random, ops: dense }
+measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
+"""
 
 
 class Plug:
@@ -73,16 +81,6 @@ def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
     plug = Plug(tmp_path, find_free_port())
     yield plug
     powering.switch("real-1", plug.commands, "off")
-
-
-CAMPAIGN = """\
-name: small
-models: mlp
-boards: { types: jetson-nano }
-budget: { per_workload: 4 }
-search: { tuner: random, ops: dense }
-measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
-"""
 
 
 def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:

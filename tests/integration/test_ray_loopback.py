@@ -30,25 +30,6 @@ with ray_running(1):
     folders = [os.getcwd(), *config.py_driver_sys_path]
 print(json.dumps([found, words, folders]))
 """
-
-
-@pytest.mark.core
-def test_a_ray_of_our_own_listens_on_loopback_alone(tmp_path: pathlib.Path) -> None:
-    """No process of Ray's has a port open on an address that another machine could reach; none is there for nothing.
-    Its workers look for no modules in the folder of the command, which goes on there.
-    """
-    command = [sys.executable, "-c", _PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True, cwd=tmp_path)
-    found, words, (folder, *workers) = json.loads(done.stdout.splitlines()[-1])
-    assert folder == str(tmp_path)
-    assert folder not in workers
-    assert not [word for word in words if word.endswith(("log_monitor.py", "monitor.py", "dashboard.py"))]
-    addresses = [ipaddress.ip_address(text) for text in found]
-    assert addresses
-    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
-    assert all(address.is_loopback for address in plain), plain
-
-
 _STRANGER = """
 import os, subprocess, sys
 import ray
@@ -65,17 +46,6 @@ with ray_running(1):
     assert "RAY_AUTH_TOKEN" not in os.environ
     assert not ray.get_runtime_context().runtime_env
 """
-
-
-@pytest.mark.core
-def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
-    """Other users of this machine reach loopback too: without the token, or with another one, they are turned away. Nor
-    has it anything of the Ray job that it was started in.
-    """
-    done = subprocess.run([sys.executable, "-c", _STRANGER], capture_output=True, text=True, timeout=150, check=True)
-    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
-
-
 # Another user, if this one may become one, moves a socket away and listens under its name.
 _OTHER_USER = """
 import json, os, pathlib, socket
@@ -103,6 +73,32 @@ with ray_running(1):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps([any(closed), code]))
 """
+
+
+@pytest.mark.core
+def test_a_ray_of_our_own_listens_on_loopback_alone(tmp_path: pathlib.Path) -> None:
+    """No process of Ray's has a port open on an address that another machine could reach; none is there for nothing.
+    Its workers look for no modules in the folder of the command, which goes on there.
+    """
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True, cwd=tmp_path)
+    found, words, (folder, *workers) = json.loads(done.stdout.splitlines()[-1])
+    assert folder == str(tmp_path)
+    assert folder not in workers
+    assert not [word for word in words if word.endswith(("log_monitor.py", "monitor.py", "dashboard.py"))]
+    addresses = [ipaddress.ip_address(text) for text in found]
+    assert addresses
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    assert all(address.is_loopback for address in plain), plain
+
+
+@pytest.mark.core
+def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
+    """Other users of this machine reach loopback too: without the token, or with another one, they are turned away. Nor
+    has it anything of the Ray job that it was started in.
+    """
+    done = subprocess.run([sys.executable, "-c", _STRANGER], capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
 
 
 def test_other_users_do_not_reach_the_sockets_of_a_ray_of_our_own() -> None:

@@ -30,6 +30,30 @@ tvm = tvm_env.load()
 ROOT = pathlib.Path(__file__).parents[2]
 # One fixed target, so that hashes are the same wherever the tests run.
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+_PRINT_HASHES = """
+from tests.integration.test_search import extract
+from farm.models import source
+print([w.hash for w in extract(source.resolve_model("tiny-cnn").load())])
+"""
+_LOAD = """
+import gc, inspect, tvm_ffi.registry
+before = inspect.getmodule, tvm_ffi.registry.list_global_func_names, gc.isenabled()
+from farm.search import tvm_env
+tvm_env.load()
+assert before == (inspect.getmodule, tvm_ffi.registry.list_global_func_names, gc.isenabled())
+"""
+_DESCRIBE = """
+import sys
+from farm.campaign.plan_models import survey_model
+from farm.inventory.board_types import require_board_type
+from farm.models.inputs import read_inputs
+from farm.models.source import resolve_model
+from farm.search.traces import describe_default
+source = resolve_model("mlp")
+workloads, _ = survey_model(source, read_inputs(source.load()), require_board_type("jetson-nano"))
+assert {describe_default(each) for each in workloads} == {"dense"}
+print(*(name for name in ("x86", "arm_cpu") if f"tvm.s_tir.tensor_intrin.{name}" in sys.modules))
+"""
 
 
 def extract(model: onnx.ModelProto, pipeline_name: str = "graph/2-nchw") -> list[Workload]:
@@ -170,13 +194,6 @@ def test_weights_and_flop_are_counted() -> None:
     assert heaviest.flop == pytest.approx(2 * 10 * 10 * 9 * 8 * 8, rel=0.1)
 
 
-_PRINT_HASHES = """
-from tests.integration.test_search import extract
-from farm.models import source
-print([w.hash for w in extract(source.resolve_model("tiny-cnn").load())])
-"""
-
-
 def test_hashes_are_the_same_in_every_process(tiny_cnn: list[Workload]) -> None:
     """A fresh interpreter with another hash seed finds the same workloads: records are found again."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"}
@@ -185,33 +202,10 @@ def test_hashes_are_the_same_in_every_process(tiny_cnn: list[Workload]) -> None:
     assert done.stdout.strip() == str([w.hash for w in tiny_cnn])
 
 
-_LOAD = """
-import gc, inspect, tvm_ffi.registry
-before = inspect.getmodule, tvm_ffi.registry.list_global_func_names, gc.isenabled()
-from farm.search import tvm_env
-tvm_env.load()
-assert before == (inspect.getmodule, tvm_ffi.registry.list_global_func_names, gc.isenabled())
-"""
-
-
 def test_the_compiler_is_loaded_whatever_the_environment_asks() -> None:
     """A user's shell, or an agent's, may ask for TVM's runtime alone; and a user's process is left as it was."""
     command = [sys.executable, "-c", _LOAD]
     subprocess.run(command, timeout=120, env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}, check=True)
-
-
-_DESCRIBE = """
-import sys
-from farm.campaign.plan_models import survey_model
-from farm.inventory.board_types import require_board_type
-from farm.models.inputs import read_inputs
-from farm.models.source import resolve_model
-from farm.search.traces import describe_default
-source = resolve_model("mlp")
-workloads, _ = survey_model(source, read_inputs(source.load()), require_board_type("jetson-nano"))
-assert {describe_default(each) for each in workloads} == {"dense"}
-print(*(name for name in ("x86", "arm_cpu") if f"tvm.s_tir.tensor_intrin.{name}" in sys.modules))
-"""
 
 
 def test_a_default_schedule_loads_its_targets_intrinsics() -> None:

@@ -25,6 +25,9 @@ from tests.integration.sshd import KINDS, Sshd, make_key
 from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
+# The ways to fail before anything is carried. Each sets the stage and gives the address to connect to.
+Stage = Callable[[Sshd, pathlib.Path, contextlib.ExitStack], SshAddress]
+CONNECT_TIMEOUT_S = 2.0
 
 
 def test_a_command_gives_its_code_and_both_streams(connection: SshConnection) -> None:
@@ -109,10 +112,6 @@ def test_the_inventorys_pin_goes_before_the_files(sshd: Sshd, tmp_path: pathlib.
     stale = dataclasses.replace(sshd.address, host_key="SHA256:" + "A" * 43)
     with pytest.raises(HostKeyError):
         SshConnection.connect(stale, known)
-
-
-# The ways to fail before anything is carried. Each sets the stage and gives the address to connect to.
-Stage = Callable[[Sshd, pathlib.Path, contextlib.ExitStack], SshAddress]
 
 
 def host_down(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
@@ -217,7 +216,6 @@ def public_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStac
     return dataclasses.replace(sshd.pinned, key_file=key)
 
 
-CONNECT_TIMEOUT_S = 2.0
 AT_ONCE_S, ON_TIME_S = 1.5, CONNECT_TIMEOUT_S + 1.0
 FAULTS: list[tuple[Stage, type[FarmError], str, float]] = [
     (host_down, DeadlineError, "nothing answered", ON_TIME_S),

@@ -26,6 +26,7 @@ from tests.integration.conftest import ROOT
 # From RFC 8032's first test vector: the public key, in SSH's encoding.
 ED25519 = HostKey.from_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAINdamAGCsQq31Uv+08lkBzoO4XLz2qYjJa8CGmj3B1Ea comment")
 OTHER = HostKey("ssh-ed25519", ED25519.blob[:-1] + b"\0")
+MAGIC = struct.pack("<i", 0x2F271)
 
 
 def test_keys_and_addresses_are_read_as_openssh_does() -> None:
@@ -121,9 +122,6 @@ def test_two_processes_lose_no_pin(tmp_path: pathlib.Path) -> None:
     ]
     assert [writer.wait(60) for writer in writers] == [0] * 4
     assert all(KnownHosts(path).find(f"{name}-{n}", 22) for name in "abcd" for n in range(20))
-
-
-MAGIC = struct.pack("<i", 0x2F271)
 
 
 def frame(message: Any) -> bytes:

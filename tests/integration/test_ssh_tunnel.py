@@ -31,6 +31,29 @@ from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
 QUICK = Backoff(first_s=0.1, last_s=0.5)
+# TVM's own client holds the interpreter while it copies: it cannot share a process with the forward.
+_STOCK_SCRIPT = """
+import pathlib, sys
+import numpy as np
+import tvm
+from tvm import rpc
+
+host, port, path, size = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
+remote = rpc.connect(host, port)
+remote.upload(str(path))
+module = remote.load_module(path.name)
+device = remote.cpu()
+a, b = (np.random.default_rng(seed).random((size, size), "float32") for seed in (1, 2))
+arrays = [tvm.runtime.tensor(value, device) for value in (a, b, np.zeros((size, size), "float32"))]
+assert len(module.time_evaluator("main", device, number=1, repeat=2)(*arrays).results) == 2
+np.testing.assert_allclose(arrays[2].numpy(), a @ b, rtol=1e-3)
+assert bytes(remote.download(path.name)) == path.read_bytes()
+try:
+    remote.load_module("nowhere.so")
+except Exception as error:
+    assert "nowhere" in str(error)
+    print("as ever")
+"""
 
 
 @pytest.fixture
@@ -129,31 +152,6 @@ def test_a_forward_to_an_agent_lets_nothing_but_answers_pass(connection: SshConn
             wait_until(lambda: bool(forward.refused), "the reason", 5)
     assert "code 3" in forward.refused
     assert not forward.board_ended.is_set()
-
-
-# TVM's own client holds the interpreter while it copies: it cannot share a process with the forward.
-_STOCK_SCRIPT = """
-import pathlib, sys
-import numpy as np
-import tvm
-from tvm import rpc
-
-host, port, path, size = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
-remote = rpc.connect(host, port)
-remote.upload(str(path))
-module = remote.load_module(path.name)
-device = remote.cpu()
-a, b = (np.random.default_rng(seed).random((size, size), "float32") for seed in (1, 2))
-arrays = [tvm.runtime.tensor(value, device) for value in (a, b, np.zeros((size, size), "float32"))]
-assert len(module.time_evaluator("main", device, number=1, repeat=2)(*arrays).results) == 2
-np.testing.assert_allclose(arrays[2].numpy(), a @ b, rtol=1e-3)
-assert bytes(remote.download(path.name)) == path.read_bytes()
-try:
-    remote.load_module("nowhere.so")
-except Exception as error:
-    assert "nowhere" in str(error)
-    print("as ever")
-"""
 
 
 def test_a_stock_client_and_a_stock_board_work_through_a_forward(

@@ -22,6 +22,12 @@ from tests.unit.sweep_documents import chosen_point
 from tests.unit.virtual_boards import SIMULATED, make_board
 
 _TIMEOUT_S = 20
+TX2_POINT: dict[str, Any] = {
+    "cores_online": (0, 3, 4, 5),
+    "cpu_freq_hz": {"a57": 960_000_000},
+    "gpu_freq_hz": 624_750_000,
+    "memory_freq_hz": 800_000_000,
+}
 
 
 def write_script(folder: pathlib.Path, chosen: Chosen) -> pathlib.Path:
@@ -51,14 +57,6 @@ def make_environment(root: pathlib.Path) -> dict[str, str]:
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     """A small TX2's kernel files."""
     return clock_tree.make_tree(tmp_path / "root")
-
-
-TX2_POINT: dict[str, Any] = {
-    "cores_online": (0, 3, 4, 5),
-    "cpu_freq_hz": {"a57": 960_000_000},
-    "gpu_freq_hz": 624_750_000,
-    "memory_freq_hz": 800_000_000,
-}
 
 
 def read(root: pathlib.Path, path: str) -> str:

@@ -30,6 +30,21 @@ from tests.postgresql import Cluster
 from tests.unit.campaign_orders import make_order, submit
 
 ROOT = pathlib.Path(__file__).parents[2]
+_HOLDER = """
+import os, sys
+from farm.crew import leased_board
+from farm.processes.machine import process_identity
+from farm.settings import parse_store
+from farm.store import Store
+store = Store(parse_store(sys.argv[1]))
+store.leases.acquire("b", leased_board.name_owner(), "campaigns")
+me = process_identity()
+store.engines.note(me)
+store.campaigns.take(1, me)
+store.campaigns.note(1, "running", "", me)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -133,23 +148,6 @@ def test_an_engine_of_another_host_is_there_while_it_gives_signs(
         take_over.watch()
         assert (take_over._process is not None) is allowed
         take_over.close()
-
-
-_HOLDER = """
-import os, sys
-from farm.crew import leased_board
-from farm.processes.machine import process_identity
-from farm.settings import parse_store
-from farm.store import Store
-store = Store(parse_store(sys.argv[1]))
-store.leases.acquire("b", leased_board.name_owner(), "campaigns")
-me = process_identity()
-store.engines.note(me)
-store.campaigns.take(1, me)
-store.campaigns.note(1, "running", "", me)
-print(os.getpid(), flush=True)
-sys.stdin.read()
-"""
 
 
 def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: str, tmp_path: pathlib.Path) -> None:

@@ -18,6 +18,24 @@ from farm.values import Ssh
 from tests.board_rows import make_row
 
 BOARD = Ssh("nano-01.lan", "farm", 2222, host_key="SHA256:" + "A" * 43)
+CONFIG = """
+Host gate
+    HostName 203.0.113.7
+    User keeper
+    Port 2200
+Host nano-*
+    ProxyJump gate
+    IdentityFile ~/.ssh/lab
+    IdentitiesOnly yes
+Host nano-01.lan
+    HostName 10.0.0.5
+    Port 2022
+    User pi
+Host ring
+    ProxyJump ring
+Host odd
+    ProxyCommand nc %h %p
+"""
 
 
 @pytest.fixture
@@ -50,26 +68,6 @@ def test_without_any_openssh_s_usual_keys_are_taken(home: pathlib.Path) -> None:
     for name in ("id_rsa", "id_ecdsa", "id_ed25519"):
         (home / ".ssh" / name).touch()
         assert to_ssh_address(BOARD).key_file == home / ".ssh" / name
-
-
-CONFIG = """
-Host gate
-    HostName 203.0.113.7
-    User keeper
-    Port 2200
-Host nano-*
-    ProxyJump gate
-    IdentityFile ~/.ssh/lab
-    IdentitiesOnly yes
-Host nano-01.lan
-    HostName 10.0.0.5
-    Port 2022
-    User pi
-Host ring
-    ProxyJump ring
-Host odd
-    ProxyCommand nc %h %p
-"""
 
 
 def test_what_is_left_open_openssh_s_configuration_says(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

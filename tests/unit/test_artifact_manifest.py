@@ -29,6 +29,8 @@ from farm.settings import Settings
 from farm.store import Store
 from tests.unit.artifacts import LIBRARY, description, make_manifest, verified, write
 
+GPU_CODE = GpuCode(arch="sm_53", ptx="6.5", kernels=1, registers=1, shared_bytes=0, threads=1, spilled_bytes=0)
+
 
 def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
     """A manifest survives the way to disk, and the library is the one written."""
@@ -132,9 +134,6 @@ def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match
     """Names, shapes and element types: what is expected and what was given."""
     with pytest.raises(UsageError, match=match):
         take_inputs(make_manifest(), given)
-
-
-GPU_CODE = GpuCode(arch="sm_53", ptx="6.5", kernels=1, registers=1, shared_bytes=0, threads=1, spilled_bytes=0)
 
 
 @pytest.mark.parametrize(

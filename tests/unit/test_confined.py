@@ -11,24 +11,6 @@ import pytest
 from farm.errors import ModelRefusedError, UsageError
 from farm.processes import confined
 
-
-def _call(name: str, payload: bytes = b"", **limits: float) -> bytes:
-    # Its own functions are what the process runs: this folder has to be one of its module folders.
-    limited = confined.ConfinedLimits(**({"timeout_s": 60.0, "memory_bytes": 1 << 30} | limits))  # type: ignore[arg-type]
-    return confined.call(f"confined_deeds:{name}", payload, "the file was not read", limited)
-
-
-@pytest.fixture(autouse=True)
-def _deeds(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """The functions that the process runs, in a folder that it may read, as it may site-packages."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "confined_deeds.py").write_text(_DEEDS)
-    (tmp_path / "secret").write_text("secret")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setenv("FARM_CONFINED_TEST", "secret")
-
-
 _DEEDS = """
 import ctypes, os, signal, socket, subprocess, threading, time
 from farm.errors import ModelRefusedError
@@ -106,6 +88,23 @@ def pretend(payload):
     open("error.json", "w").write('["SystemExit", "x", ""]')
     os._exit(1)
 """
+
+
+def _call(name: str, payload: bytes = b"", **limits: float) -> bytes:
+    # Its own functions are what the process runs: this folder has to be one of its module folders.
+    limited = confined.ConfinedLimits(**({"timeout_s": 60.0, "memory_bytes": 1 << 30} | limits))  # type: ignore[arg-type]
+    return confined.call(f"confined_deeds:{name}", payload, "the file was not read", limited)
+
+
+@pytest.fixture(autouse=True)
+def _deeds(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """The functions that the process runs, in a folder that it may read, as it may site-packages."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "confined_deeds.py").write_text(_DEEDS)
+    (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("FARM_CONFINED_TEST", "secret")
 
 
 def test_bytes_alone_pass() -> None:

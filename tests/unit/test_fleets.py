@@ -45,6 +45,28 @@ groups:
       tx2:
         seed: 7
 """
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(
+        ["ssh", "direct", "virtual", "jetson-nano", "local", "a[1:3]", "[", "192.0.2.[1:2]", "~/k", "farm"]
+    ),
+)
+_KEYS = st.sampled_from(
+    [
+        "vars", "hosts", "groups", "type", "transport", "address", "port", "user", "key_file", "labels", "seed",
+        "faults", "count", "a[1:3]", "b",
+    ]
+) | st.text(max_size=3)  # fmt: skip
+_TREES = st.recursive(_VALUES, lambda inner: st.dictionaries(_KEYS, inner, max_size=5) | st.lists(inner, max_size=3))
+SSH = Ssh("192.0.2.1", "farm")
+_NAMES = st.sampled_from("abcdef")
+_LABELS = st.dictionaries(st.sampled_from(["rack", "site"]), st.sampled_from(["1", "2"]))
+_TYPES = st.sampled_from(["jetson-nano", "jetson-tx2"])
+_LEASED = st.none() | st.just("x")
 
 
 @pytest.fixture(scope="module")
@@ -389,25 +411,6 @@ def test_a_thousand_boards_are_read_quickly(tmp_path: pathlib.Path, types: dict[
     assert time.monotonic() - since < 10
 
 
-_VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(
-        ["ssh", "direct", "virtual", "jetson-nano", "local", "a[1:3]", "[", "192.0.2.[1:2]", "~/k", "farm"]
-    ),
-)
-_KEYS = st.sampled_from(
-    [
-        "vars", "hosts", "groups", "type", "transport", "address", "port", "user", "key_file", "labels", "seed",
-        "faults", "count", "a[1:3]", "b",
-    ]
-) | st.text(max_size=3)  # fmt: skip
-_TREES = st.recursive(_VALUES, lambda inner: st.dictionaries(_KEYS, inner, max_size=5) | st.lists(inner, max_size=3))
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.dictionaries(_KEYS, _VALUES, max_size=6),
@@ -429,8 +432,6 @@ def test_any_file_is_read_or_refused(
 
 
 # Planning
-
-SSH = Ssh("192.0.2.1", "farm")
 
 
 def describe(name: str, **changes: Any) -> FleetBoard:
@@ -514,16 +515,10 @@ def test_confirmed_host_key_is_kept() -> None:
     assert change.fields == (FieldChange("transport.host_key", "SHA256:confirmed", "SHA256:new"),)
 
 
-_NAMES = st.sampled_from("abcdef")
-_LABELS = st.dictionaries(st.sampled_from(["rack", "site"]), st.sampled_from(["1", "2"]))
-_TYPES = st.sampled_from(["jetson-nano", "jetson-tx2"])
-
-
 def _place(board: Any) -> Any:
     return dataclasses.replace(board, transport=dataclasses.replace(SSH, host=f"192.0.2.{ord(board.name)}"))
 
 
-_LEASED = st.none() | st.just("x")
 _REGISTERED = st.builds(register, _NAMES, _LEASED, board_type=_TYPES, labels=_LABELS).map(_place)
 _DESCRIBED = st.builds(describe, _NAMES, board_type=_TYPES, labels=_LABELS).map(_place)
 

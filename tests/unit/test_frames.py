@@ -14,18 +14,6 @@ from tests import fuzzing
 from tests import hostile_board as rpc
 from tests.hostile_board import GREETING
 
-
-def see(data: bytes, chunk: int = 1 << 20, most: int = 1 << 20) -> int:
-    """How many bytes a filter lets pass in chunks before it raises, if it does."""
-    check, passed = FrameFilter(most), 0
-    try:
-        for at in range(0, len(data), chunk):
-            passed += len(check(data[at : at + chunk]))
-    except (RefusedError, EOFError):
-        pass
-    return passed
-
-
 ANSWERS = {
     "nothing": rpc.void(),
     "a handle": rpc.frame(rpc.RETURN, rpc.sequence(rpc.number(0x7F00, rpc.POINTER))),
@@ -67,6 +55,17 @@ REFUSED = {
         rpc.EXCEPTION, rpc.sequence(struct.pack("<iIQ", rpc.STR, rpc.STR, 1) + b"x")
     ),
 }
+
+
+def see(data: bytes, chunk: int = 1 << 20, most: int = 1 << 20) -> int:
+    """How many bytes a filter lets pass in chunks before it raises, if it does."""
+    check, passed = FrameFilter(most), 0
+    try:
+        for at in range(0, len(data), chunk):
+            passed += len(check(data[at : at + chunk]))
+    except (RefusedError, EOFError):
+        pass
+    return passed
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])

@@ -23,6 +23,7 @@ from farm.virtual.tree import FAULT, VirtualTree
 from tests.clock_tree import A57, CPUS, DENVER, EMC, EMC_CAP, GPU, make_tree, read_all
 
 _MIN, _MAX, _GOVERNOR = (f"{A57}/scaling_{name}" for name in ("min_freq", "max_freq", "governor"))
+_GOOD = {"files": {_MAX: "2035200"}, "version": 1}
 
 
 @pytest.fixture
@@ -58,9 +59,6 @@ def test_snapshot_survives_the_disk(root: Path, tmp_path: Path) -> None:
     assert Snapshot.load(state / "snapshot.json") == snapshot
     assert os.listdir(state) == ["snapshot.json"]
     assert (state / "snapshot.json").stat().st_mode & 0o777 == 0o600
-
-
-_GOOD = {"files": {_MAX: "2035200"}, "version": 1}
 
 
 @pytest.mark.parametrize(

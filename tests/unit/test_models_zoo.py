@@ -18,6 +18,21 @@ SMALL = ("tiny-cnn", "mlp", "squeezenet1.1")
 # half a gigabyte; what is asked of their outlines says as much about them.
 RUN = [model for model in zoo.ZOO.values() if model.parameters < 10_000_000 and model.flop < 8e9]
 RUN_APART = [model for model in zoo.ZOO.values() if model.parameters < 30_000_000 and model not in RUN]
+# Parameters and thousand millions of FMAs as documented, and how far off the latter may be: torchvision's
+# tables of weights give two digits. Inception's there has an auxiliary classifier (768>128 1x1, 128>768 5x5, each with
+# batch norm, dense 768>1000). Darknet's README counts YOLOv4-tiny's FLOP; its file of weights holds 6,062,814 numbers,
+# of which two per channel of its 3,104 with batch norm are running statistics.
+AUXILIARY = 768 * 128 + 2 * 128 + 128 * 768 * 25 + 2 * 768 + 768 * 1000 + 1000
+PUBLISHED = {
+    "squeezenet1.1": (1_235_496, 0.35, 0.005),
+    "resnet18": (11_689_512, 1.81, 0.005),
+    "resnet50": (25_557_032, 4.09, 0.005),
+    "mobilenet_v2": (3_504_872, 0.30, 0.005),
+    "inception_v3": (27_161_264 - AUXILIARY, 5.71, 0.005),
+    "vit_b16": (86_567_656, 17.56, 0.005),
+    "yolov4-tiny": (6_062_814 - 2 * 3_104, 6.9 / 2, 0.05),
+    "cifar_resnet20": (pytest.approx(0.27e6, abs=5e3), 0.04081, 0.000005),
+}
 
 
 @pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
@@ -51,23 +66,6 @@ def test_an_outline_is_the_model_without_its_numbers(name: str) -> None:
 def built(name: str) -> bytes:
     """A zoo model's bytes, made once."""
     return zoo.ZOO[name].build()
-
-
-# Parameters and thousand millions of FMAs as documented, and how far off the latter may be: torchvision's
-# tables of weights give two digits. Inception's there has an auxiliary classifier (768>128 1x1, 128>768 5x5, each with
-# batch norm, dense 768>1000). Darknet's README counts YOLOv4-tiny's FLOP; its file of weights holds 6,062,814 numbers,
-# of which two per channel of its 3,104 with batch norm are running statistics.
-AUXILIARY = 768 * 128 + 2 * 128 + 128 * 768 * 25 + 2 * 768 + 768 * 1000 + 1000
-PUBLISHED = {
-    "squeezenet1.1": (1_235_496, 0.35, 0.005),
-    "resnet18": (11_689_512, 1.81, 0.005),
-    "resnet50": (25_557_032, 4.09, 0.005),
-    "mobilenet_v2": (3_504_872, 0.30, 0.005),
-    "inception_v3": (27_161_264 - AUXILIARY, 5.71, 0.005),
-    "vit_b16": (86_567_656, 17.56, 0.005),
-    "yolov4-tiny": (6_062_814 - 2 * 3_104, 6.9 / 2, 0.05),
-    "cifar_resnet20": (pytest.approx(0.27e6, abs=5e3), 0.04081, 0.000005),
-}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -20,6 +20,18 @@ _CHIP = "/sys/bus/i2c/devices/6-0040"
 _TYPE = BoardType(
     "made-up", power=Power((PowerChip("6-0040", ("IN", "GPU", ""), 0.005),), total=("IN",), total_scope="board")
 )
+_CONSTANT_FILES = {
+    "rail_name_0": "IN",
+    "rail_name_1": "GPU",
+    "in_power1_input": "0",
+    "in_voltage0_input": "5096",
+    "in_voltage1_input": "5096",
+    "in1_label": "IN",
+    "in1_input": "5096",
+}
+_CHANGING_FILES = ("in_power0_input", "in_current0_input", "curr1_input")
+WINDOWS = 30
+KINDS = ("constant", "kernel", "steps", "ramp", "bursts", "slow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +60,6 @@ class Signal:
             energy_j += rate * inside**2 / 2 + rate * (last - first) * max(0.0, t - last)
         whole, part = divmod((t + phase) / period, 1.0)
         return energy_j + amplitude * period * (whole * share + min(part, share))
-
-
-_CONSTANT_FILES = {
-    "rail_name_0": "IN",
-    "rail_name_1": "GPU",
-    "in_power1_input": "0",
-    "in_voltage0_input": "5096",
-    "in_voltage1_input": "5096",
-    "in1_label": "IN",
-    "in1_input": "5096",
-}
-_CHANGING_FILES = ("in_power0_input", "in_current0_input", "curr1_input")
 
 
 class SignalTree:
@@ -166,10 +166,6 @@ def draw(kind: str, draws: random.Random, seconds: float) -> Signal:
             return Signal(level, wake, wave=wave)
         case _:  # slow: as long as the update period of the slow sensors
             return Signal(level, wake, wave=(draws.uniform(0.5, 3), draws.uniform(0.3, 0.9), 0.5, draws.random()))
-
-
-WINDOWS = 30
-KINDS = ("constant", "kernel", "steps", "ramp", "bursts", "slow")
 
 
 @pytest.mark.parametrize(

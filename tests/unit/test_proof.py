@@ -9,12 +9,11 @@ import pytest
 
 from farm.search import traces
 
+NOTHING = {"type": "None"}
+
 
 def graph(*nodes: Any, root: Any = None) -> str:
     return json.dumps({"root_index": len(nodes) - 1 if root is None else root, "nodes": nodes})
-
-
-NOTHING = {"type": "None"}
 
 
 def array(*references: int) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from farm.values import BoardRequest, WorkKind
 
 TYPE = "jetson-nano"
 BENCH, SWEEP, TRIALS = WorkKind.BENCH, WorkKind.SWEEP, WorkKind.TRIALS
+NAMES = ("a", "b", "c", "d")
+OWNERS = ("ann", "bob", "engine", "other engine")
 
 
 def ask(
@@ -35,9 +37,6 @@ def held(*names: str) -> list[QueueBoard]:
 
 
 # Any queue
-
-NAMES = ("a", "b", "c", "d")
-OWNERS = ("ann", "bob", "engine", "other engine")
 
 
 @st.composite

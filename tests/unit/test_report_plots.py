@@ -14,6 +14,12 @@ from PIL import Image
 from farm.report import campaign_charts, charts, drawing
 from farm.report.charts import Chart, ChartAxis, Marks, Panel, PointName
 
+POINTS = {
+    "falling": [(n, 0.4 / n) for n in range(1, 129)],
+    "one": [(8, 0.0005)],
+    "flat": [(n, 0.01) for n in (4, 8, 12)],
+}
+
 
 def row(label: str, colour: str, median: float, low: float, high: float) -> tuple[str, str, dict[str, float]]:
     """A bar of the chart of latencies."""
@@ -39,11 +45,6 @@ ROWS = {
         row("slow", charts.BASELINE, 12.0, 11.0, 13.0),
         row("fast", charts.OURS, 1e-5, 0.9e-5, 1.1e-5),
     ],
-}
-POINTS = {
-    "falling": [(n, 0.4 / n) for n in range(1, 129)],
-    "one": [(8, 0.0005)],
-    "flat": [(n, 0.01) for n in (4, 8, 12)],
 }
 
 

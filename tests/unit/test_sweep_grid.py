@@ -25,6 +25,11 @@ TX2 = Clocks(
 )
 ALL: tuple[int, ...] = ()
 FLOORS = {"a57": ((450 * MHZ, 408 * MHZ), (1400 * MHZ, 1866 * MHZ))}
+XAVIER = Clocks(
+    clusters=(DomainClocks("carmel", available_hz=(1190 * MHZ, 1267 * MHZ, 2265 * MHZ), cpus=(0, 1), online=(0, 1)),),
+    power_mode="MAXN",
+    power_modes=("MAXN", "10W", "15W"),
+)
 
 
 def test_clusters_move_together_where_they_are_alike() -> None:
@@ -134,13 +139,6 @@ def test_frequencies_and_cores_are_read_as_people_write_them() -> None:
     assert format_cpus((0, 3, 4, 5)) == "0,3-5"
     with pytest.raises(UsageError):
         parse_core_sets("3-0")
-
-
-XAVIER = Clocks(
-    clusters=(DomainClocks("carmel", available_hz=(1190 * MHZ, 1267 * MHZ, 2265 * MHZ), cpus=(0, 1), online=(0, 1)),),
-    power_mode="MAXN",
-    power_modes=("MAXN", "10W", "15W"),
-)
 
 
 def test_power_modes_that_take_a_reboot_are_left_out_or_refused() -> None:

@@ -35,6 +35,7 @@ NANO = "jetson-nano"
 KEY = RecordKey(NANO, "w1", DEFAULT_POINT)
 MAXN = "power_mode=MAXN"
 SAMPLES = 3
+FOUR = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 2e-3}
 
 
 def make_order(
@@ -210,9 +211,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def store(empty: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Store]:
     with Store(pathlib.Path(shutil.copy(empty, tmp_path / "farm.sqlite"))) as store:
         yield store
-
-
-FOUR = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 2e-3}
 
 
 def find_reason(verification: Verification, key: RecordKey) -> str:

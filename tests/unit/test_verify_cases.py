@@ -18,6 +18,12 @@ from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource
 from tests.unit.artifacts import make_manifest
 
+_OF_ONNX_RUNTIME = {
+    "DynamicQuantizeMatMul": ["x", "w", "ws", "wz"],
+    "MatMulIntegerToFloat": ["q", "w", "s", "ws", "z", "wz"],
+    "QGemm": ["q", "s", "z", "w", "ws", "wz"],
+}
+
 
 def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **tables: Any) -> GivenModel:
     model = helper.make_model(
@@ -136,13 +142,6 @@ def test_inputs_are_nudged_by_rounding_alone() -> None:
     assert off.tolist() == [True, True, False, False, False, False, True]  # NaN differs from itself
     np.testing.assert_allclose(moved["x"], given, rtol=2e-7)
     assert np.array_equal(moved["n"], np.arange(3))
-
-
-_OF_ONNX_RUNTIME = {
-    "DynamicQuantizeMatMul": ["x", "w", "ws", "wz"],
-    "MatMulIntegerToFloat": ["q", "w", "s", "ws", "z", "wz"],
-    "QGemm": ["q", "s", "z", "w", "ws", "wz"],
-}
 
 
 @pytest.mark.parametrize("optimised", [True, False])

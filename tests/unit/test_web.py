@@ -40,6 +40,8 @@ PROBLEM = "application/problem+json"
 SCRIPT = "<script>alert(1)</script>"
 # Letters that would be read backwards from the mark on, and more of them than any page has room for.
 HOSTILE = f"{SCRIPT}\u202egnp.exe\x1b[31m\"'&{'x' * 10_000}"
+PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
+ORDER = f"/api/v1/campaigns/{web_store.CAMPAIGN}/pause"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,6 @@ def test_the_api_describes_itself(client: TestClient) -> None:
     assert "Problem" in described["components"]["schemas"]
 
 
-PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
 PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in", "/docs")
 PAGES += (f"/campaigns/{web_store.CAMPAIGN}?beside={web_store.CAMPAIGN}",)
 PAGES += ("/results", "/results/compare?one=1&other=2")
@@ -204,9 +205,6 @@ def test_pages_tell_people_what_is_wrong(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code in (404, 422)
     assert "<h1>" in answer.text
-
-
-ORDER = f"/api/v1/campaigns/{web_store.CAMPAIGN}/pause"
 
 
 @pytest.mark.parametrize(
