@@ -127,7 +127,6 @@ def add(
     ] = None,
 ) -> None:
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
-    labels = _read_labels(label or [])
     if (ssh is None) == (virtual is None):
         raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE.")
     if virtual is None and board_type is None:
@@ -156,7 +155,7 @@ def add(
         ends = [(board.name, standing.parse_transport(board.transport)) for board in rows]
         for each, transport in wanted.items():
             fleet_addresses.require_new_end(each, transport, ends)
-            store.boards.register(each, kind.name, transport, labels, by=machine.name_user())
+            store.boards.register(each, kind.name, transport, _read_labels(label or []), by=machine.name_user())
     for each in wanted:
         output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
 
