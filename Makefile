@@ -167,10 +167,10 @@ build/docs/packages: requirements/docs.txt | setup
 
 # What the emulator finds in quickstart's sweep, which is the same everywhere. A unit test fails where the emulator changed.
 zoo-records: setup
-	@$(BIN)/python deploy/release/zoo_records.py
+	@$(BIN)/python deploy/release/shipped.py zoo
 
 kept-emulations: setup
-	@$(BIN)/python deploy/release/kept_emulations.py
+	@$(BIN)/python deploy/release/shipped.py emulations
 
 docs: build/docs/packages
 	@rm -rf build/docs/html build/docs/trees

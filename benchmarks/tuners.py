@@ -30,7 +30,7 @@ def main() -> None:
 
 def measure(options: Any, home: pathlib.Path) -> list[dict[str, Any]]:
     """Return a row for each model and tuner, and for each model's convolutions."""
-    from farm.search.tuners.campaign_search import TUNERS
+    from farm.search.tuners import TUNERS
 
     rows = []
     for model in options.models.split(","):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import pydantic
 
@@ -21,11 +21,16 @@ from farm.inventory.documents import Place, StrictModel
 from farm.inventory.fleet_document import Label, LabelName
 from farm.models import trained, zoo
 from farm.points.requests import parse_cores
+from farm.search.tuners import TUNERS
 from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j
 
 DEFAULT = "default"
 ALL_OPS = "all"
 XGB = "xgb"
+if TYPE_CHECKING:
+    Tuner: TypeAlias = str
+else:
+    Tuner = Literal[tuple(TUNERS)]
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 Joules = Annotated[
     float, pydantic.BeforeValidator(lambda value: parse_energy_j(str(value)), json_schema_input_type=Text)
@@ -222,7 +227,7 @@ class SearchSpec(StrictModel):
     with larger rounding errors than the model's own.
     """
 
-    tuner: Literal["random", "ga", "xgb", "droplet", "grid"] = "xgb"
+    tuner: Tuner = "xgb"
     loss: Literal["reg", "rank", "rank-binary"] | None = None
     early_stopping: Count | None = None
     early_stopping_all: Count | None = None

@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder, on_board
-from farm.cli import options, output, sweep_report, sweep_table, tables
+from farm.cli import options, output, sweep_report, tables
 from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
 from farm.cli.sweep_report import Sweep
 from farm.errors import UsageError
@@ -216,7 +216,7 @@ def show(
     if out is not None:
         document["report"] = sweep_page.write_sweep_report(document, out)
     yield document
-    sweep_table.print_sweep(document)
+    sweep_report.print_sweep(document)
     if out is not None:
         print(document["report"]["page"])
 
@@ -261,7 +261,7 @@ def pick(
             store.sweeps.keep_goal(sweep, stored.goal_to_dict(goal))
     about = {key: document[key] for key in ("sweep", "model", "board", "goal")}
     yield output.Failed({**about, "picks": picks}, error)
-    sweep_table.print_picks(document, chosen)
+    sweep_report.print_picks(document, chosen)
 
 
 def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
@@ -270,7 +270,7 @@ def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
     if out is not None:
         document["report"] = sweep_page.write_sweep_report(document, out)
     yield output.Failed(document, export_document.find_failure(document))
-    sweep_table.print_sweep(document)
+    sweep_report.print_sweep(document)
 
 
 app.command("export")(sweep_report.export)

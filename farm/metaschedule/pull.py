@@ -18,7 +18,7 @@ from farm.inventory.documents import require_inventory_folder
 from farm.metaschedule import exchange
 from farm.store.imports import RecordBundle
 
-# The records that come with the farm, for models of the zoo on virtual boards: `deploy/release/zoo_records.py`.
+# The records that come with the farm, for models of the zoo on virtual boards: `deploy/release/shipped.py`.
 SHIPPED, SHIPPED_FILE = "zoo", "zoo_records.json.gz"
 # Connecting, and each pause of a download; and all of it.
 _TIMEOUT_S, _DEADLINE_S = 20.0, 600.0

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from farm.cli import output, sweep_table
+from farm.cli import output, sweep_report
 from farm.report import sweep_page
 from tests.unit import sweep_documents
 
@@ -26,7 +26,7 @@ def table(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         for variant, work in (("untuned", 98e6), ("tuned", 41e6))
     ]
     document = sweep_documents.document(serieses)
-    sweep_table.print_sweep(document | {"notes": []})
+    sweep_report.print_sweep(document | {"notes": []})
     return capsys.readouterr().out
 
 
@@ -82,7 +82,7 @@ def test_a_gpus_sweep_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     own = sweep_documents.document([sweep_documents.series([sweep_documents.row("gpu=76.8MHz", [], 98e6)], "untuned")])
     for device, where in (("gpu", "on jetson-nano/n-1 GPU (simulated"), ("cpu", "on jetson-nano/n-1 (simulated")):
         document = own | {"board": own["board"] | {"device": device}, "notes": []}
-        sweep_table.print_sweep(document)
+        sweep_report.print_sweep(document)
         assert where in capsys.readouterr().out
     assert "on jetson-nano GPU (simulated)" in sweep_page.write_page(
         own | {"board": own["board"] | {"device": "gpu"}}, []

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from farm.errors import UsageError
-from farm.search.tuners import strategies
+from farm.search.tuners import TUNERS, strategies
 from farm.search.tuners.cost_model import LOSSES, Correction, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Candidate, ForeignTrial, Genome, SearchTask
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
 from farm.search.tuners.warm_start import Foreign, ForeignSpaces, WarmStart
 
-TUNERS = ("random", "ga", "xgb", "droplet", "grid")
 # Results of a task before its own model ranks, or the best have offspring. Against 16, 8 found better schedules after
 # 48 trials in five of six runs on simulated latencies, and as good ones in the sixth.
 _WARMUP = 8
@@ -118,7 +117,8 @@ class CampaignSearch:
         found = self._try_first(task, count - count // 2)  # the rest explores
         if len(found) < count:
             names = {each.hash for each in found}
-            found += [each for each in self._search(key, task, count) if each.hash not in names][: count - len(found)]
+            search = getattr(self, TUNERS[self._tuner])
+            found += [each for each in search(key, task, count) if each.hash not in names][: count - len(found)]
         if not found and (self._tuner == "grid" or strategies.space_size(history) <= strategies.SMALL_SPACE):
             found = strategies.list_new(history, count)
         candidates = [history.space.describe(each) for each in found]
@@ -151,19 +151,22 @@ class CampaignSearch:
         found = space.evaluate([(genome, 0) for genome in [*space.ranked[:1], *task.foreign.first]])
         return list({e.hash: e for e in found if e is not None and task.history.is_new(e)}.values())[:count]
 
-    def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:
-        history = task.history
-        if self._tuner == "grid":
-            return strategies.list_new(history, count)
-        if self._tuner == "random":
-            return strategies.draw_new(history, count)
-        if self._tuner == "droplet":
-            return strategies.descend(history, count, _WARMUP)
-        if self._tuner == "ga":
-            if len(history.results) < _WARMUP:
-                return strategies.draw_promising(history, count, self._correct(key, task))
-            return strategies.evolve_measured(history, count, self._population)
-        trees, promising = self._train(key, task), self._correct(key, task)
+    def enumerate(self, _: str, task: _Task, count: int) -> list[Evaluated]:
+        return strategies.list_new(task.history, count)
+
+    def draw(self, _: str, task: _Task, count: int) -> list[Evaluated]:
+        return strategies.draw_new(task.history, count)
+
+    def descend(self, _: str, task: _Task, count: int) -> list[Evaluated]:
+        return strategies.descend(task.history, count, _WARMUP)
+
+    def evolve(self, key: str, task: _Task, count: int) -> list[Evaluated]:
+        if len(task.history.results) < _WARMUP:
+            return strategies.draw_promising(task.history, count, self._correct(key, task))
+        return strategies.evolve_measured(task.history, count, self._population)
+
+    def learn(self, key: str, task: _Task, count: int) -> list[Evaluated]:
+        history, trees, promising = task.history, self._train(key, task), self._correct(key, task)
         if trees is None:
             return strategies.draw_promising(history, count, promising)
 
