@@ -23,9 +23,8 @@ import typer.core
 from farm import settings as farm_settings
 from farm.cli import first_contact, options, output
 from farm.cli.options import read_duration_s
-from farm.connectivity import board_logs, host_keys, ssh, ssh_handshake
+from farm.connectivity import board_logs, host_keys, ssh, ssh_config, ssh_handshake
 from farm.connectivity import services as connectivity_services
-from farm.connectivity import ssh_config as connectivity_addresses
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes import home_log, machine
 from farm.settings import Settings
@@ -96,7 +95,7 @@ def execute(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         addresses = {
-            name: connectivity_addresses.to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`"))
+            name: ssh_config.to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`"))
             for name in boards
         }
         for row in store.boards.fetch():
@@ -147,7 +146,7 @@ def logs(
     command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
         settings,
-        {name: connectivity_addresses.to_ssh_address(transport)},
+        {name: ssh_config.to_ssh_address(transport)},
         command,
         _LOG_TIMEOUT_S,
         accept_host_key or [],
@@ -162,7 +161,7 @@ def logs(
 def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:
     """Print new lines of a board's logs until Ctrl-C."""
     address, known_hosts = (
-        connectivity_addresses.to_ssh_address(transport),
+        ssh_config.to_ssh_address(transport),
         host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME),
     )
     raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, accept, first_contact.find_asker()))
@@ -316,7 +315,7 @@ def trust(
             for name, transport in transports.items():
                 _forget(store, known_hosts, name, transport)
             return
-    addresses = {name: connectivity_addresses.to_ssh_address(transport) for name, transport in transports.items()}
+    addresses = {name: ssh_config.to_ssh_address(transport) for name, transport in transports.items()}
     before = {name for name, at in addresses.items() if at.host_key or known_hosts.find(at.host, at.port)}
     failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
     failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
@@ -347,7 +346,7 @@ def _compare_pinned(
 
 
 def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transport: Ssh) -> None:
-    address = connectivity_addresses.to_ssh_address(transport)
+    address = ssh_config.to_ssh_address(transport)
     forgotten = known_hosts.remove(address.host, address.port)
     if transport.host_key:
         unpinned = dataclasses.replace(transport, host_key="")

@@ -14,8 +14,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder
 from farm.cli import first_contact, options, output, tables
-from farm.connectivity import host_keys, services
-from farm.connectivity import ssh_config as connectivity_addresses
+from farm.connectivity import host_keys, services, ssh_config
 from farm.crew import calibration
 from farm.errors import FarmError, UsageError
 from farm.inventory import board_types
@@ -140,9 +139,7 @@ def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.
             agent = layout.AgentOptions(
                 name, board.board_type, transport.agent_port, transport.tracker_port, transport.meter
             )
-            targets.append(
-                provision_board.ProvisioningTarget(name, connectivity_addresses.to_ssh_address(transport), agent)
-            )
+            targets.append(provision_board.ProvisioningTarget(name, ssh_config.to_ssh_address(transport), agent))
     return targets
 
 

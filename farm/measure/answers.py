@@ -64,6 +64,7 @@ _MAX_TEXT = 200
 _KNOWN_S = 5.0
 # Used only for the text of an error.
 _HOLDER_TIMEOUT_S = 2.0
+_log = logging.getLogger(__name__)
 
 
 def require_own_protocol(key: str, description: str) -> None:
@@ -163,8 +164,6 @@ def _find_bounds(name: str) -> tuple[float, float]:
 
 
 _agents: weakref.WeakKeyDictionary[Tracker, tuple[float, dict[str, Any]]] = weakref.WeakKeyDictionary()
-
-_log = logging.getLogger(__name__)
 
 
 def to_claim(lease: Lease) -> LeaseClaim:

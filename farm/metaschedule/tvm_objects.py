@@ -18,6 +18,7 @@ from farm.search.graph import importer, pipelines
 T = TypeVar("T")
 
 _LOGGERS = ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context")
+_log = logging.getLogger(__name__)
 
 
 def load_for_script() -> None:
@@ -63,8 +64,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value]
 
-
-_log = logging.getLogger(__name__)
 
 load_for_script()
 import tvm  # noqa: E402

@@ -48,6 +48,7 @@ _MOST_NESTED = 100
 _LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
 # Fields that hold a number; all others hold the index of a node.
 _NUMBERS = frozenset({"data_alignment", "offset_factor"})
+_log = logging.getLogger(__name__)
 
 
 def dump(item: Any, entry: Any, target: Any) -> str:
@@ -183,9 +184,6 @@ def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _I
         else [kind, inputs, attributes, outputs]
         for kind, inputs, attributes, outputs in instructions
     ]
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,7 @@ _MOST = 100
 _STOP_TIMEOUT_S = TIMEOUT_S + 5.0
 _NEARLY_FULL = "store_nearly_full"
 _OVER = ("campaign_finished", "campaign_failed", "campaign_cancelled")
+_log = logging.getLogger(__name__)
 
 
 class WayDocument(documents.StrictModel):
@@ -172,8 +173,6 @@ def _post(way: WayDocument, url: str, body: bytes, timeout_s: float) -> None:
 _PERIOD_S, _DISK_PERIOD_S = 1.0, 60.0
 # Tried again after these, doubling, until a notice is too old to be news.
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _GIVE_UP_S = 1.0, 60.0, 3600.0
-
-_log = logging.getLogger(__name__)
 
 
 class Notifier:

@@ -37,6 +37,7 @@ THREADS = 8
 _STATIC = Path(__file__).with_name("static")
 # Clients that have not signed in see these, from any address.
 _OPEN = ("/static/", "/sign-in", "/healthz")
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +102,6 @@ def _name(name: str, schema: Mapping[str, Any]) -> str:
 
 # Forms and API calls are short and arrive at once.
 _MOST_BYTES, _MOST_QUERY, _BODY_TIMEOUT_S = 64 << 10, 4096, 10.0
-
-_log = logging.getLogger(__name__)
 
 
 def make_app(settings: Settings, access: Access) -> FastAPI:

@@ -51,6 +51,7 @@ _STDIN = 0
 _FOLLOW_S = 0.2
 # An engine that was asked for has the lock well within this (`ensure_engine` has waited for it).
 _ENGINE_GRACE_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 def run_through_outages(
@@ -211,9 +212,6 @@ def _end(settings: Settings, store: Store, name: str, wanted: str, state: Campai
             except UnavailableError:
                 pass  # one is just starting, or just ending
         time.sleep(_LOOK_S)
-
-
-_log = logging.getLogger(__name__)
 
 
 def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = None) -> None:

@@ -46,6 +46,7 @@ _MOST_FAILURES = 3
 # Samples per run where trials have fewer: one disturbed sample then does not move the median.
 _REPEAT = 7
 ANCHOR = "reference"
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,9 +262,6 @@ class ReferenceBook:
                 if mine < min(len(times), _SETTLING_RUNS):
                     return True
         return False
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass

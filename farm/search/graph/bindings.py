@@ -20,6 +20,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 # TVM's pattern kind of functions that are never fused.
 OPAQUE = 8
+_log = logging.getLogger(__name__)
 
 
 def _rearrange(data: Any, call: Any) -> npt.NDArray[Any] | None:
@@ -119,9 +120,6 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 
 def _double(tensor: onnx.TensorProto) -> npt.NDArray[np.float64]:
     return np.asarray(onnx.numpy_helper.to_array(tensor), dtype=np.float64)
-
-
-_log = logging.getLogger(__name__)
 
 
 def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name: str) -> Any:

@@ -18,6 +18,8 @@ from farm.search.families import expressions, facts, loops
 from farm.search.families.facts import Contraction
 from farm.search.graph import bindings
 
+_log = logging.getLogger(__name__)
+
 
 def repeat(
     schedule: Any,
@@ -94,9 +96,6 @@ def _move_accesses(
         return tirx.BufferRegion(new, [*node.region])
 
     return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
-
-
-_log = logging.getLogger(__name__)
 
 
 def canonicalise_all() -> Any:

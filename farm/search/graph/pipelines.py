@@ -52,6 +52,7 @@ _CALLS = frozenset(
 )  # fmt: skip
 # Registered by TVM's Python package, which boards do not have.
 _PYTHON_ONLY = "relax.run."
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +220,6 @@ def _returns_shape(function: Any) -> bool:
 
 def _short(call: Any) -> str:
     return str(call.op.name).removeprefix("relax.")
-
-
-_log = logging.getLogger(__name__)
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
