@@ -305,7 +305,7 @@ def test_a_board_whose_agent_has_no_plug_in_says_so(start_agent: Callable[..., A
 def test_code_that_takes_too_much_is_refused_before_it_travels() -> None:
     """A kernel beyond a limit of the GPU is named where the model is compiled."""
     plan = code.plan_gpu(load_board_types()["jetson-nano"])
-    small = code.GpuPlan(plan.arch, plan.newest_ptx, code.ptx.PtxLimits(1024, 49152, 1024), plan.memory_bytes)
+    small = code.GpuPlan(plan.arch, plan.newest_ptx, code.PtxLimits(1024, 49152, 1024), plan.memory_bytes)
     with pytest.raises(CodeRefusedError, match=r"the kernel \w+ needs \d+ registers per block; the GPU has 1024"):
         compile_tiny(small)
 
