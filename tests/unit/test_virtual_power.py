@@ -43,7 +43,7 @@ def overheat(board: VirtualBoard) -> None:
 
 def test_a_nano_draws_what_was_published() -> None:
     """1.63 to 1.75 W in all and 0.37 to 0.41 W for the CPU at 1224 MHz, nothing for the gated GPU. About 5.1 W above
-    idle. About 12.5 W with the GPU at its highest clock.
+    idle.
     """
     board, clock = make_board("jetson-nano")
     with board.change():
@@ -59,20 +59,37 @@ def test_a_nano_draws_what_was_published() -> None:
     idle_w = board.exact_power_w(TOTAL)
     board.set_load("network", Load(gpu=1.0, memory=0.8))
     assert 4.5 <= board.exact_power_w(TOTAL) - idle_w <= 5.7
+
+
+@pytest.mark.parametrize(
+    ("gpu_hz", "traffic", "watts"),
+    [
+        (1_300_500_000, 0.53, (17.959, 9.396, 1.742, 1.212, 3.84)),
+        (726_750_000, 0.39, (10.725, 3.42, 1.444, 1.216, 3.129)),
+    ],
+)
+def test_a_tx2s_rails_draw_what_was_published(gpu_hz: int, traffic: float, watts: tuple[float, ...]) -> None:
+    """VGG-19 on the GPU, one core busy (thynics/jetson_dvfs), within a tenth."""
     board, clock = make_board("jetson-tx2")
     hold_clocks(board, 0)
-    board.set_load("network", Load(cores=1, gpu=1.0, memory=0.8))
+    with board.change():
+        board.gpu.clock.set_limits(gpu_hz, gpu_hz)
+        board.clusters["denver"].clock.set_limits(345_600_000, 345_600_000)
+    board.set_load("network", Load("a57", cores=1, gpu=1.0, memory=traffic))
     settle(board, clock)
-    assert board.exact_power_w(TOTAL) == pytest.approx(12.5, rel=0.1)
+    rails = ("VDD_IN", "VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_SYS_CPU", "VDD_SYS_DDR")
+    assert [board.exact_power_w(rail) for rail in rails] == pytest.approx(watts, rel=0.1)
 
 
-@pytest.mark.parametrize(("mode", "idle_w"), [(0, 5.7), (2, 4.7), (1, 4.15)])
-def test_an_idle_tx2_draws_what_was_published_for_its_modes(mode: int, idle_w: float) -> None:
-    """5.7, 4.7 and 4.15 W with MAXN, MAXP and MAXQ clocks, within a tenth."""
+def test_an_idle_tx2_draws_what_was_published() -> None:
+    """3.43 W with the GPU and the memory at their highest clocks, within a tenth."""
     board, clock = make_board("jetson-tx2")
-    hold_clocks(board, mode)
+    hold_clocks(board, 0)
+    with board.change():
+        for cluster in board.clusters.values():
+            cluster.clock.set_limits(345_600_000, 345_600_000)
     settle(board, clock)
-    assert board.exact_power_w(TOTAL) == pytest.approx(idle_w, rel=0.1)
+    assert board.exact_power_w("VDD_IN") == pytest.approx(3.43, rel=0.1)
 
 
 @pytest.mark.parametrize("name", SIMULATED)
