@@ -71,6 +71,16 @@ def print_type(board_type: inventory_board_types.BoardType) -> None:
         )
 
 
+def _watts(board_type: inventory_board_types.BoardType) -> str:
+    """How well each rail of a virtual board is known; fitted ones first."""
+    rails = [rail["name"] for rail in board_type.simulation.get("rails", ())]
+    said = {
+        rail: inventory_board_types.describe_watts(board_type.name, [rail]).removeprefix("watts ") for rail in rails
+    }
+    fitted = [f"{rail} {text}" for rail, text in said.items() if text != "assumed"]
+    return "; ".join([*fitted, *(["other rails assumed"] if len(fitted) < len(rails) else [])])
+
+
 def _print_facts(board_type: inventory_board_types.BoardType) -> None:
     """Print one line per fact above the tables; unknown ones are left out."""
     power, thermal = board_type.power, board_type.thermal
@@ -91,6 +101,7 @@ def _print_facts(board_type: inventory_board_types.BoardType) -> None:
         "Total power": total if power.chips else "",
         "Memory floor": _floors(board_type),
         "Zones": ", ".join(f"{zone} (ignored)" if zone in thermal.ignore else zone for zone in thermal.zones),
+        "Simulated power": _watts(board_type),
         "Virtual": f"device-agent serve --virtual {board_type.name}"
         if board_type.simulation
         else "no: the file has no simulation section",

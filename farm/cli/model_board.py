@@ -21,6 +21,7 @@ from farm.cli.model_artifacts import Board, Folder, Wait
 from farm.cli.options import read_duration_s
 from farm.connectivity import host_keys, ssh, ssh_config
 from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import describe_watts
 from farm.points import requests
 from farm.points import values as point_values
 from farm.report import model_pages
@@ -254,8 +255,8 @@ def _print_run(document: dict[str, Any]) -> None:
             )
         ],
     )
-    simulated = "; simulated: nothing was measured on a real board" if document["simulated"] else ""
-
+    watts = "" if document["energy_j"] is None else f", {describe_watts(document['board_type'])}"
+    simulated = f"; simulated{watts}: nothing was measured on a real board" if document["simulated"] else ""
     if document["simulated"] and document["device"] == GPU:
         simulated = "; simulated: a model gave these times, which no GPU was ever compared with"
     conditions = point_values.format_conditions(document["threads"], document["clocks"], document["operating_point"])
@@ -319,7 +320,7 @@ def _print_bench(document: dict[str, Any]) -> None:
         spare=("First", "p90", "Memory", "Size", "95 % CI", "p99"),
     )
     board = document["board"]
-    simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
+    simulated = f" (simulated, {board['watts']}: nothing was measured on a real board)" if board["simulated"] else ""
     notes.append(
         f"{board['type']}/{board['name']}{simulated}, "
         f"{point_values.format_conditions(document['threads'], document['clocks'], document['operating_point'])}; "

@@ -234,6 +234,8 @@ def show_record(
         output.say(f"{where}: {record_document.describe_evidence(each.evidence)}")
         if codes.get(each.workload) == emulation.NATIVE and each.simulated:
             output.say(f"{where}: {_NATIVE}")
+        if each.simulated and (each.evidence or {}).get("energy_j") is not None:
+            output.say(f"{where}: simulated, {board_types.describe_watts(each.board_type)}")
         if each.origin:
             output.say(f"{where}: {_tell_origin(each)}")
 

@@ -129,7 +129,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     """Print everything."""
     board = document["board"]
     names = ", ".join(board["names"])
-    simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
+    simulated = f" (simulated, {board['watts']}: nothing was measured on a real board)" if board["simulated"] else ""
     grid = document["grid"]
     output.say(
         f"sweep {document['sweep']}: {document['model']} on {sweep_rows.name_boards(document, names)}{simulated}, "
@@ -168,7 +168,7 @@ def _print_variants(document: Mapping[str, Any]) -> None:
 
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:
     """Print the clocks to set, their cost, the confidence and the next command."""
-    simulated = " (simulated)" if document["board"]["simulated"] else ""
+    simulated = f" (simulated, {document['board']['watts']})" if document["board"]["simulated"] else ""
     limits = {"--deadline": document["goal"]["deadline_s"], "--max-power": document["goal"]["max_power_w"]}
     drop = " ".join(f"{option} none" for option, limit in limits.items() if limit)
     offer = f"; `farm sweep pick {document['sweep']} {drop}` drops what limits it" if drop else ""

@@ -54,7 +54,7 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
 
 def write_page(document: Document, pictures: list[Picture]) -> str:
     """Return the page's text."""
-    simulated = bool(document["board"]["simulated"])
+    simulated, watts = bool(document["board"]["simulated"]), document["board"]["watts"]
     series = sweep_rows.order_series(document)
     summary = compare_variants(document)
     if not sweep_rows.has_energy(document):
@@ -63,7 +63,9 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
     page = pages.ReportPage(
         title=f"{document['model']} on {boards}{' (simulated)' if simulated else ''}",
         subtitle=_subtitle(document),
-        simulated="this board is a model of hardware. No figure below was measured on a real one." if simulated else "",
+        simulated=f"this board is a model of hardware, its {watts}. No figure was measured on a real one."
+        if watts
+        else "",
         answers=write_answers(document),
         summary=summary,
         sections=(),

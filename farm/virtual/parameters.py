@@ -38,13 +38,17 @@ class Domain(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Rail(Message):
-    """One measured rail: the sum of its domains over the converter's efficiency."""
+    """One measured rail: the sum of its domains over the converter's efficiency.
+
+    `error` is its median relative error against published measurements that it was fitted to; None: it is assumed.
+    """
 
     name: str
     domains: tuple[str, ...]
     volt: float
     efficiency: float = 1.0
     shunt_ohm: float = 0.005
+    error: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

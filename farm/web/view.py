@@ -19,6 +19,7 @@ from fastapi import Depends, Query
 
 from farm import foreign, units
 from farm.artifacts.artifact_folder import ArtifactFilters
+from farm.inventory.board_types import describe_watts
 from farm.points.values import Goal
 from farm.report import campaign_rows
 from farm.report.record_document import Filters
@@ -218,7 +219,7 @@ def _environment() -> jinja2.Environment:
         "moment": _moment, "stamp": _stamp, "age": _age, "span": campaign_rows.format_clock, "percent": _percent,
         "latency": units.format_latency, "number": units.format_number, "point": units.format_point,
         "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
-        "count": units.format_count,
+        "count": units.format_count, "watts": describe_watts,
         "clock_time": lambda at: time.strftime("%H:%M:%S", units.to_local_time(at)),
     }  # fmt: skip
     environment.globals |= {"clock": time.time, "note_flop": campaign_rows.note_flop}

@@ -108,7 +108,7 @@ def document(serieses: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "sweep": 3,
         "model": "squeezenet1.1",
         "state": "finished",
-        "board": {"type": "jetson-nano", "names": ["n-1"], "simulated": True},
+        "board": {"type": "jetson-nano", "names": ["n-1"], "simulated": True, "watts": "watts assumed"},
         "started_at": 1_700_000_000.0,
         "seconds": 212.0,
         "goal": {"objective": "energy", "deadline_s": None, "max_power_w": None},
@@ -173,7 +173,9 @@ def tx2() -> dict[str, Any]:
     rows[14] |= {"throttled": True, "invalid": "throttled: the board lowered a57 to 806.4 MHz", "temperature_c": 96.0}
     made = series(rows)
     return document(
-        [made], model="mobilenet_v2", board={"type": "jetson-tx2", "names": ["tx2-1", "tx2-2"], "simulated": False}
+        [made],
+        model="mobilenet_v2",
+        board={"type": "jetson-tx2", "names": ["tx2-1", "tx2-2"], "simulated": False, "watts": ""},
     )
 
 
@@ -184,7 +186,9 @@ def local() -> dict[str, Any]:
     ]
     goal = {"objective": "latency", "deadline_s": None, "max_power_w": None}
     notes = ["this machine has no clocks to pin", "no power sensor: latency only"]
-    return document(made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False})
+    return document(
+        made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False, "watts": ""}
+    )
 
 
 def chosen_point(board_type: str, domains: Mapping[str, Any] | None = None, **point: Any) -> Chosen:
@@ -192,5 +196,5 @@ def chosen_point(board_type: str, domains: Mapping[str, Any] | None = None, **po
     clocks = [(name, *rest) for name, rest in (domains or {}).items()]
     made = row("the point", clocks, 4e7)
     made["point"] = OperatingPoint(**point).to_dict()
-    whole = document([series([made])], board={"type": board_type, "names": ["b-1"], "simulated": False})
+    whole = document([series([made])], board={"type": board_type, "names": ["b-1"], "simulated": False, "watts": ""})
     return export.choose_point(whole, whole["series"][0])

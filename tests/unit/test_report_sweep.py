@@ -139,7 +139,7 @@ def test_page_holds_what_was_merged_drift_and_notes() -> None:
 def test_simulated_is_said_everywhere_or_nowhere(simulated: bool) -> None:
     """Title, banner, every table and every picture say it; for a real board nothing does."""
     document = sweep_documents.nano()
-    document["board"]["simulated"] = simulated
+    document["board"] |= {"simulated": simulated, "watts": "watts assumed" if simulated else ""}
     page = make_page(document)
     tables = page.text.count("on jetson-nano, simulated")
     assert ("squeezenet1.1 on jetson-nano (simulated)" in page.text) is simulated

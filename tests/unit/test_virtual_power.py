@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from farm.inventory.board_types import describe_watts
 from farm.virtual.board import TOTAL, VirtualBoard
 from farm.virtual.clocks import Load
 from farm.virtual.history import interpolate_v
@@ -257,3 +258,10 @@ def test_every_simulation_section_can_be_read(name: str) -> None:
     board.set_load("work", Load(cores=len(board.cpus), memory=0.5))
     settle(board, clock)
     assert not board.throttled
+
+
+def test_how_well_watts_are_known_is_said() -> None:
+    """By the worst of the total's rails; a rail that nothing was fitted to is assumed."""
+    assert describe_watts("jetson-tx2") == "watts fitted, 3%"
+    assert describe_watts("jetson-tx2", ["VDD_MUX"]) == describe_watts("jetson-xavier-nx") == "watts assumed"
+    assert describe_watts("a type of another farm") == "watts assumed"

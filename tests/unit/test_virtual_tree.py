@@ -173,7 +173,7 @@ def test_nvpmodel_applies_a_mode_and_rounds_its_caps_up() -> None:
     tree.run(["nvpmodel", "-m", "1"])
     assert tree.read(f"{_CPUS}/online") == "0,3-5"
     assert tree.read(f"{_CPUS}/cpu0/cpufreq/scaling_max_freq") == "1267200"
-    assert tree.read("/sys/class/devfreq/17000000.gp10b/max_freq") == "930750000"
+    assert tree.read("/sys/class/devfreq/17000000.gp10b/max_freq") == "854250000"
     assert tree.read("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap") == "1331200000"
     assert "ID=4 NAME=MAXP_CORE_DENVER" in tree.run(["nvpmodel", "-p", "--verbose"])
 

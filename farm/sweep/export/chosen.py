@@ -118,6 +118,7 @@ def export_json(chosen: Chosen, board_type: BoardType) -> str:
         "batch": chosen.series["batch"],
         "sweep": document["sweep"],
         "simulated": document["board"]["simulated"],
+        "watts": document["board"]["watts"],
         "clocks": row["domains"],
         "is_pick": chosen.is_pick,
         "certainty": chosen.series["pick"]["certainty"] if chosen.is_pick else None,
@@ -137,7 +138,7 @@ def write_comments(chosen: Chosen) -> list[str]:
         f"for {document['model']} ({sweep_rows.name_series(series, document)}) on {sweep_rows.name_boards(document)}.",
     ]
     if board["simulated"]:
-        lines.append("SIMULATED: found on a model of the board. Nothing here was measured on hardware.")
+        lines.append(f"SIMULATED ({board['watts']}): found on a model of the board. Nothing was measured on hardware.")
     lines.append(f"Evidence: sweep {document['sweep']} of {day}, {', '.join(board['names'])}; 95 % intervals:")
     seconds = seconds_scale([row["latency_s"]["value"]])
     lines.append("  " + _quantity("latency", row["latency_s"], seconds))

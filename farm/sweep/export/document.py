@@ -13,6 +13,7 @@ from typing import Any
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import describe_watts
 from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
@@ -45,6 +46,7 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
             "type": row.board_type,
             "names": sorted({each.board for each in rows}),
             "simulated": bool(row.simulated),
+            "watts": describe_watts(row.board_type) if row.simulated else "",
             "device": request.get("device", CPU),
         },
         "started_at": row.started_at,
