@@ -38,6 +38,7 @@ KEEPALIVE_S = 2.0
 MAX_OUTPUT_BYTES = 1 << 20
 # sshd's MaxSessions is 10 by default; commands and SFTP count, forwards do not.
 _MAX_SESSIONS = 8
+_FULL_PAUSE_S = 0.1
 ServeChannel = Callable[[paramiko.Channel], None]
 
 
@@ -248,9 +249,7 @@ class SshConnection(Closing):
         if not self._sessions.acquire(timeout=timeout_s):
             raise DeadlineError(f"{what} had to wait for others on {self.address} for more than {timeout_s:g} s")
         try:
-            left_s = max(0.01, min(CHANNEL_TIMEOUT_S, deadline - time.monotonic()))
-            with self._translated(f"opening a channel for {what}", left_s):
-                channel = self._transport.open_session(timeout=left_s)
+            channel = self._open(f"opening a channel for {what}", deadline)
             try:
                 yield channel
             finally:
@@ -258,6 +257,19 @@ class SshConnection(Closing):
                     channel.close()
         finally:
             self._sessions.release()
+
+    def _open(self, what: str, deadline: float) -> paramiko.Channel:
+        """Open a session channel. A busy sshd frees a session some time after it was closed: ask again for a while."""
+        last = min(deadline, time.monotonic() + CHANNEL_TIMEOUT_S)
+        while True:
+            left_s = max(0.01, min(CHANNEL_TIMEOUT_S, deadline - time.monotonic()))
+            with self._translated(what, left_s):
+                try:
+                    return self._transport.open_session(timeout=left_s)
+                except paramiko.ChannelException as error:
+                    if error.code != paramiko.common.OPEN_FAILED_CONNECT_FAILED or time.monotonic() > last:
+                        raise
+            time.sleep(_FULL_PAUSE_S)
 
     def close(self, reason: str = "closed by us") -> None:
         """End it with all channels. Idempotent and thread-safe; blocks for up to 2 s."""

@@ -11,7 +11,7 @@ from farm.search.codegen.build_pool import BuildResult
 
 tvm = tvm_env.load()
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 
 
 def make_module(size: int) -> str:

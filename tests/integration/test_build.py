@@ -135,7 +135,7 @@ def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
     pools: list[BuildPool[str]] = []
 
     def start(**settings: Any) -> BuildPool[str]:
-        pool: BuildPool[str] = BuildPool(1, Settings(**settings), lambda: RayCompiler({}))
+        pool: BuildPool[str] = BuildPool(1, Settings(**{"build_timeout_s": 60.0, **settings}), lambda: RayCompiler({}))
         pools.append(pool)
         return pool
 
