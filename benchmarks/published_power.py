@@ -1,11 +1,12 @@
 """Simulated watts and GPU latencies against those that others measured on real Jetsons; `--fit` fits the constants.
 
-    python benchmarks/published_power.py --data FOLDER [--fit]
+    python benchmarks/published_power.py --data FOLDER [--fit] [--chart FILE]
 
 FOLDER holds `tx2_gpu_rails.csv`, `tx2_cpu_over_idle.csv`, `tx2_frames.csv` and `agx_orin_rails.csv`, or some of them;
 docs/fidelity.md names their sources and columns. A virtual board without spread is set to each row's clocks, load and
-temperature. `--fit` prints a board type's constants that fit the rows; without it nothing is learnt from them but, in
-`tx2_frames.csv`, each network's two times, from its three corner points.
+temperature. `--fit` prints the constants of board types that fit the rows, and how far off each row of the TX2's GPU is
+with constants fitted to the others; without it nothing is learnt from rows but, in `tx2_frames.csv`, each network's two
+times, from its three corner points. `--chart` draws measured against simulated watts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import _machine
 import numpy as np
 import scipy.optimize
+from matplotlib import pyplot
 
 from device_agent.board_types import BoardType, load_board_types
 from farm.virtual import gpu_time
@@ -162,9 +164,8 @@ def compare_frames(rows: Iterable[Row]) -> Pairs:
         by_network[row["network"]][int(row["gpu_hz"]), int(row["memory_hz"])] = float(row["frames_per_s"])
     pairs: Pairs = []
     for network, frames in by_network.items():
-        gpu, memory = (sorted({clocks[i] for clocks in frames}) for i in (0, 1))
-        top = gpu[-1], memory[-1]
-        corners = [top, (gpu[0], memory[-1]), (gpu[-1], memory[0])]
+        top = max(frames, key=lambda clocks: clocks[0] * clocks[1])
+        corners = [top, *(min(frames, key=lambda clocks, i=i: (clocks[i], -clocks[1 - i])) for i in (0, 1))]
         seconds = _time_of(top)
 
         def misses(logs: Any, corners: Any = corners, frames: Any = frames, seconds: Any = seconds) -> list[float]:
@@ -273,6 +274,32 @@ def fit(task: Fit, files: Mapping[str, list[Row]]) -> dict[str, dict[str, float]
     return fitted
 
 
+def hold_out(task: Fit, files: Mapping[str, list[Row]], name: str) -> Pairs:
+    """Each row of a file, simulated with constants that are fitted to all others."""
+    pairs: Pairs = []
+    for index, row in enumerate(files[name]):
+        fitted = fit(task, {**files, name: [*files[name][:index], *files[name][index + 1 :]]})
+        values = [fitted[domain][constant] for domain, constant in task.constants]
+        pairs += compare_tx2_gpu([row], _change(load_board_types()[task.board_type], task.constants, values))
+    return pairs
+
+
+def draw(path: pathlib.Path, compared: Mapping[str, Pairs]) -> None:
+    """Draw simulated over measured watts of every rail, with a tenth to both sides."""
+    figure, axes = pyplot.subplots(figsize=(6, 5), layout="constrained")
+    for name, pairs in compared.items():
+        if name != "tx2_frames.csv":
+            for rail in dict.fromkeys(pair[1] for pair in pairs):
+                points = [(measured, simulated) for _, each, measured, simulated in pairs if each == rail]
+                label = f"{name.split('_')[0]} {rail.removesuffix('_w')}"
+                axes.plot(*zip(*points, strict=True), "o" if name.startswith("tx2") else "^", label=label, markersize=5)
+    ends = np.array([0.05, 60.0])
+    axes.fill_between(ends, ends * 0.9, ends * 1.1, color="0.9", label="within a tenth")
+    axes.set(xscale="log", yscale="log", xlabel="measured (W)", ylabel="simulated (W)", title="Watts of virtual boards")
+    axes.legend(fontsize=7, ncols=2, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
 def _domains(simulation: Mapping[str, Any], pattern: str) -> list[dict[str, Any]]:
     return [each for each in simulation["domains"] if each["name"].startswith(pattern.removesuffix("*"))]
 
@@ -306,13 +333,18 @@ def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--data", required=True, type=pathlib.Path, metavar="FOLDER", help="the measured tables")
     parser.add_argument("--fit", action="store_true", help="print the constants of board types that fit them")
+    parser.add_argument("--chart", type=pathlib.Path, metavar="FILE", help="draw measured against simulated watts")
     options = parser.parse_args()
     files = {name: list(csv.DictReader(path.open())) for name in COMPARISONS if (path := options.data / name).is_file()}
     if not files:
         parser.error(f"{options.data} has none of {', '.join(COMPARISONS)}")
-    figures: dict[str, Any] = {name: summarise(COMPARISONS[name](rows)) for name, rows in files.items()}
+    compared = {name: COMPARISONS[name](rows) for name, rows in files.items()}
+    figures: dict[str, Any] = {name: summarise(pairs) for name, pairs in compared.items()}
+    if options.chart:
+        draw(options.chart, compared)
     if options.fit:
         figures["fitted"] = {task.board_type: fit(task, files) for task in FITS}
+        figures["held_out"] = summarise(hold_out(FITS[0], files, "tx2_gpu_rails.csv"))
     with _machine.only_json() as emit:
         emit("published_power", {"data": options.data.name}, figures)
 

@@ -272,6 +272,25 @@ def make_published(results: list[dict[str, Any]]) -> str:
     return to_table(("board", "core", "threads", *models), ((*key, *ratios.values()) for key, ratios in found.items()))
 
 
+def make_power(results: list[dict[str, Any]]) -> str:
+    """Say how far simulated watts and frame rates are from published ones; held out: fitted to the other rows."""
+    head = ("rows", "figure", "n", "median error", "worst", "held out: median", "worst")
+    rows: list[Row] = []
+    for each in results:
+        figures = each["figures"]
+        for name in (name for name in figures if name.endswith(".csv")):
+            for figure, found in figures[name].items():
+                held = figures["held_out"].get(figure, {}) if name == "tx2_gpu_rails.csv" else {}
+                errors = (
+                    found["median_error"],
+                    found["worst_error"],
+                    held.get("median_error"),
+                    held.get("worst_error"),
+                )
+                rows.append((name.removesuffix(".csv"), figure, found["rows"], *errors))
+    return to_table(head, rows)
+
+
 def make_sweeps(results: list[dict[str, Any]]) -> str:
     """Say how accurate sweeps are, one column per grid."""
     grids = {name: grid for each in results for name, grid in each["figures"]["grids"].items()}
@@ -333,6 +352,7 @@ TABLES = {
     "gpu_estimates": make_gpu_estimates,
     "gpu_bundle": make_bundle,
     "published_prices": make_published,
+    "published_power": make_power,
     "sweep_accuracy": make_sweeps,
     "trials_over_time": make_trials,
     "tuners": make_tuners,
