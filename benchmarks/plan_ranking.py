@@ -2,8 +2,8 @@
 
 For each workload of some models: its first plan's time over the best's of those that were timed, the rank correlation
 (Spearman's) of predictions with times, and the fastest plans with what was predicted of them. One thread, processor
-time, so that other work here matters little. Weights come from memory, as in a model. `emulated_ranking.py` asks an
-emulated board the same. Default budget: about 10 minutes on one core.
+time, so that other work here matters little. Weights come from memory, as in a model.
+Default budget: about 10 minutes on one core.
 
 It is what a core's figures are fitted by: with `--figures "l1_bytes=32768,49152 l2_wait=0.15,0.6"` the first choices by
 all combinations of these are timed too, and each combination is listed with its choices' time over the best.
