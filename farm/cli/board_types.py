@@ -218,8 +218,9 @@ def _print_events(events: list[documents.BoardEvent], newest: int) -> None:
 
 def _print_board(board: documents.BoardInfo, calibration: Calibration | None) -> None:
     description = board.description
+    watts = inventory_board_types.describe_watts(board.board_type)
     facts = {
-        "Board": f"{board.board_type}/{board.name}{' (simulated)' if board.simulated else ''}",
+        "Board": f"{board.board_type}/{board.name}{f' (simulated, {watts})' if board.simulated else ''}",
         "Reached": ", ".join(f"{key} {value}" for key, value in board.transport.items() if value not in (None, "")),
         "State": f"{board.state} since {output.moment(board.state_since)}: {board.state_reason}",
         "Health": f"{board.health} since {output.moment(board.health_since)}: {board.health_reason}",
