@@ -16,7 +16,7 @@ from device_agent.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
 from farm.virtual import parameters
-from farm.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
+from farm.virtual.clocks import CpuCluster, Gpu, Lag, LimitedClock, Load, MemoryClock, share_out
 from farm.virtual.history import START_S, History, OwnClock, Piece, Power, add, draw, sum_heat, sum_rails
 from farm.virtual.parameters import GPU, MEMORY, Domain
 
@@ -57,6 +57,7 @@ class VirtualBoard:
         self.boots = 0
         self.power_mode: PowerMode | None = None
         self.history = History()
+        self._lag, self.acting_hz = Lag(), dict[str, int]()
         self._loads: dict[Hashable, Load] = {}
         self._schedule: list[tuple[float, Callable[[], None]]] = []
         self._busy_core_s = 0.0
@@ -197,7 +198,7 @@ class VirtualBoard:
         self._over_current_until_s -= back_s
         self._throttled = False
         self._busy_core_s = self._load_average = 0.0
-        self.history = History()
+        self.history, self._lag = History(), Lag()
         self.boot_s = START_S - _BEFORE_S
         self._begin_piece(self.boot_s, self._settled_temperature_c())
         self._settle(START_S)
@@ -320,7 +321,7 @@ class VirtualBoard:
     def _begin_piece(self, at_s: float, temperature_c: float) -> None:
         slowed = self._throttled or at_s < max(self._throttled_until_s, self._over_current_until_s)
         ratio = self.parameters.thermal.throttle_ratio if slowed else 1.0
-        self._set_clocks(ratio)
+        self._set_clocks(ratio, at_s)
         rails = self._sum_rails()
         constant_w, per_c = rails[self._columns[_HEAT]]
         resistance = self.individual.resistance * self.parameters.thermal.resistance_c_per_w
@@ -340,6 +341,7 @@ class VirtualBoard:
         thermal = self.parameters.thermal
         limit_c = thermal.trip_c - thermal.hysteresis_c if self._throttled else thermal.trip_c
         events = [load.expires_s for load in self._loads.values()] + [when_s for when_s, _ in self._schedule]
+        events += self._lag.list_due_s(at_s)
         events += [until_s for until_s in (self._throttled_until_s, self._over_current_until_s) if until_s > at_s]
         if (self._piece.final_c < limit_c) if self._throttled else (self._piece.final_c > limit_c):
             crossing_s = self._piece.find_crossing_s(limit_c)
@@ -347,21 +349,25 @@ class VirtualBoard:
                 events.append(max(crossing_s, at_s + 1e-6))
         self._next_event_s = min(events, default=_FOREVER)
 
-    def _set_clocks(self, ratio: float) -> None:
-        """Distribute the load, and set every clock from it."""
+    def _set_clocks(self, ratio: float, at_s: float) -> None:
+        """Distribute the load, and set every clock from it; `acting_hz` are those of the hardware."""
+        delay_s = self.parameters.clock_delay_s
         self.traffic, gpu, wanted_memory, wanted_gpu = share_out(self._loads.values(), self.clusters, self.online_in)
         floor_hz = 0
         for cluster in self.clusters.values():
             online = len(self.online_in(cluster))
             cluster.busy = min(cluster.busy, online)
             cluster.hz = cluster.clock.decide(min(cluster.busy, 1.0), ratio * cluster.clock.table[-1])
+            self.acting_hz[cluster.name] = self._lag.follow(cluster.name, cluster.true_hz, at_s, delay_s.cpu)
             if online:
                 floor_hz = max(floor_hz, cluster.floor_hz())
         if self.gpu:
             self.gpu.busy = gpu
             self.gpu.hz = self.gpu.clock.decide(wanted_gpu, ratio * self.gpu.clock.table[-1])
+            self.acting_hz[GPU] = self._lag.follow(GPU, self.gpu.hz, at_s, delay_s.gpu)
         if self.memory:
             self.memory_hz = self.memory.decide(floor_hz, wanted_memory)
+            self.acting_hz[MEMORY] = self._lag.follow(MEMORY, self.memory_hz, at_s, delay_s.memory)
 
     def _sum_rails(self) -> tuple[Power, ...]:
         """Every rail, the total, and the heat into the die."""
@@ -372,18 +378,18 @@ class VirtualBoard:
 
     def _draw(self, domain: Domain) -> Power:
         """The power of one domain at its clock and load."""
-        units, powered, busy, hz = 1.0, 1.0, 0.0, 0
+        units, powered, busy, hz = 1.0, 1.0, 0.0, self.acting_hz.get(domain.name, 0)
         if cluster := self.clusters.get(domain.name):
             units = len(self.online_in(cluster))
             powered = units / len(cluster.cpus)
-            busy, hz = (cluster.busy / units if units else 0.0), cluster.true_hz
+            busy = cluster.busy / units if units else 0.0
         elif domain.name == GPU and self.gpu:
             if self.gpu.gated:
                 return domain.constant_w, 0.0
-            busy, hz = self.gpu.busy, self.gpu.hz
+            busy = self.gpu.busy
         elif domain.name == MEMORY and self.memory:
-            busy, hz = self.traffic, self.memory_hz
+            busy = self.traffic
         elif domain.name == _FAN:
             return domain.constant_w * self.fan_pwm / 255, 0.0
-        rate = self.traffic * self.memory_hz / self.memory.table[-1] if self.memory else self.traffic
+        rate = self.traffic * self.acting_hz[MEMORY] / self.memory.table[-1] if self.memory else self.traffic
         return draw(domain, self.individual, units, powered, busy, hz, rate)

@@ -175,6 +175,26 @@ class Gpu:
         return self.railgate and self.power_control == "auto" and not self.busy
 
 
+class Lag:
+    """The clocks that the hardware runs at: those of the kernel, some time later."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, tuple[int, int, float]] = {}  # by name: Hz before, Hz after, when (s)
+
+    def follow(self, name: str, hz: int, at_s: float, delay_s: float) -> int:
+        """Return the hardware's clock at `at_s`, where the kernel's is `hz`."""
+        before, after, due_s = self._changes.get(name, (hz, hz, at_s))
+        before = after if at_s >= due_s else before
+        if hz != after:
+            after, due_s = hz, at_s + delay_s
+        self._changes[name] = before, after, due_s
+        return after if at_s >= due_s else before
+
+    def list_due_s(self, at_s: float) -> list[float]:
+        """When clocks will change after `at_s`."""
+        return [due_s for _, _, due_s in self._changes.values() if due_s > at_s]
+
+
 @dataclasses.dataclass(frozen=True)
 class Load:
     """A user's load: busy `cores` of a cluster ("": of those open to the scheduler), shares of memory and GPU.

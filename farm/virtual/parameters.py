@@ -92,6 +92,15 @@ class Latency(Message):
 
 
 @dataclasses.dataclass(frozen=True)
+class ClockDelay(Message):
+    """Seconds from a change of a clock, as the kernel shows it, until the hardware runs at it."""
+
+    cpu: float = 0.0
+    gpu: float = 0.0
+    memory: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Spread(Message):
     """How much boards of one type differ, each as the half width of a uniform range around 1."""
 
@@ -120,6 +129,7 @@ class Simulation(Message):
     sensor: Sensor = dataclasses.field(default_factory=Sensor)
     thermal: Thermal = dataclasses.field(default_factory=Thermal)
     latency: Latency = dataclasses.field(default_factory=Latency)
+    clock_delay_s: ClockDelay = dataclasses.field(default_factory=ClockDelay)
     spread: Spread = dataclasses.field(default_factory=Spread)
 
 

@@ -27,6 +27,7 @@ from farm.virtual.faults import Faults
 from farm.virtual.files import Files
 from farm.virtual.files_clocks import add_cpu_files, add_gpu_files, add_memory_files
 from farm.virtual.files_machine import add_machine_files, add_power_files, make_chips
+from farm.virtual.parameters import GPU, MEMORY
 from farm.virtual.power_modes import add_power_mode_files, run_nvpmodel
 from farm.virtual.sensors import Noise
 
@@ -137,9 +138,11 @@ class Hardware:
 
     def _describe_clocks(self) -> str:
         board = self.board
-        clusters = {c.name: {"hz": c.true_hz, "online": len(board.online_in(c))} for c in board.clusters.values()}
-        gpu_hz = board.gpu.hz if board.gpu else 0
-        return json.dumps({"clusters": clusters, "memory_hz": board.memory_hz, "gpu_hz": gpu_hz})
+        clusters = {
+            c.name: {"hz": board.acting_hz[c.name], "online": len(board.online_in(c))} for c in board.clusters.values()
+        }
+        gpu_hz, memory_hz = (board.acting_hz.get(name, 0) for name in (GPU, MEMORY))
+        return json.dumps({"clusters": clusters, "memory_hz": memory_hz, "gpu_hz": gpu_hz})
 
     def _describe_energy(self) -> str:
         board = self.board

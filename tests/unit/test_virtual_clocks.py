@@ -169,3 +169,22 @@ def test_a_load_ends_at_its_time() -> None:
     board.advance()
     assert board.clusters["a57"].busy == 0
     assert board.busy_core_s == pytest.approx(20)
+
+
+def test_a_change_of_clocks_takes_its_time() -> None:
+    """An Orin Nano's files show a new clock at once; cores, GPU and memory run at it after 1, 5 and 8 ms."""
+    board, clock = make_board("jetson-orin-nano-8gb")
+    clock.wait(1.0)
+    before = (board.advance(), dict(board.acting_hz))[1]
+    with board.change():
+        for each in (*board.clusters.values(), board.gpu):
+            each.clock.set_governor("performance")
+        board.memory.locked, board.memory.rate_hz = True, board.memory.table[-1]
+    after = {**{c.name: c.hz for c in board.clusters.values()}, "gpu": board.gpu.hz, "memory": board.memory_hz}
+    changed = [name for name in after if after[name] != before[name]]
+    assert {"gpu", "memory"} < set(changed)
+    for passed_s, reached in ((0.0, ()), (0.002, board.clusters), (0.004, ("gpu",)), (0.003, ("memory",))):
+        clock.wait(passed_s)
+        board.advance()
+        before |= {name: after[name] for name in reached}
+        assert board.acting_hz == before

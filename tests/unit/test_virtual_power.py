@@ -12,7 +12,7 @@ from farm.inventory.board_types import describe_watts
 from farm.virtual.board import TOTAL, VirtualBoard
 from farm.virtual.clocks import Load
 from farm.virtual.history import interpolate_v
-from farm.virtual.parameters import Spread, draw_individual, read_simulation
+from farm.virtual.parameters import ClockDelay, Spread, draw_individual, read_simulation
 from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
 
 
@@ -96,7 +96,7 @@ def test_an_idle_tx2_draws_what_was_published() -> None:
 @pytest.mark.parametrize("name", SIMULATED)
 def test_power_grows_with_every_clock(name: str) -> None:
     """With all cores busy, each step of a cluster's or the GPU's clock costs more power."""
-    board, _ = make_board(name)
+    board, clock = make_board(name)
     board.set_load("work", Load(cores=len(board.cpus), gpu=1.0, memory=0.5))
     clocks = [cluster.clock for cluster in board.clusters.values() if board.online_in(cluster)]
     for domain in clocks + ([board.gpu.clock] if board.gpu else []):
@@ -104,6 +104,7 @@ def test_power_grows_with_every_clock(name: str) -> None:
         for hz in domain.table:
             with board.change():
                 domain.set_limits(hz, hz)
+            clock.wait(0.01)  # a change takes its time
             board.advance()
             drawn.append(sum(constant_w for constant_w, _ in board.history.pieces[-1].rails[-1:]))
         assert all(low < high for low, high in itertools.pairwise(drawn))
@@ -155,6 +156,7 @@ def test_temperature_follows_the_closed_form() -> None:
 def test_exact_energy_is_the_integral_of_power(name: str) -> None:
     """Over changes of clock, load, cores and temperature; compared with a fine trapezoid."""
     board, clock = make_board(name, seed=3, typical=False)
+    board.parameters = dataclasses.replace(board.parameters, clock_delay_s=ClockDelay())  # changes between two steps
     rails = (*board.rail_names, TOTAL)
     start_s, step_s = board.advance(), 0.01
     sums = dict.fromkeys(rails, 0.0)
