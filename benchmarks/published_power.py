@@ -58,6 +58,12 @@ ORIN_MODES = {"maxn": (0, 1.0), "mode15w": (1, 3 / 8), "mode30w": (2, 0.5), "mod
 BYTES_PER_TOKEN = 4.92e9
 # Of a token where a draft model guesses and the large one checks several at once. Assumed.
 SPECULATIVE = 0.42
+# ResNet-50 in int8, batch 1, at the clocks of NVIDIA's own search: GPU Hz, memory Hz, wall W (MLPerf Inference v1.1,
+# "MaxQ", Apache-2.0). On an Orin wall is 1.02 times the rails and 3.1 W; traffic of half the peak is assumed.
+MLPERF = {
+    "jetson-agx-xavier": (828_750_000, 1_600_000_000, 15.8),
+    "jetson-xavier-nx": (803_250_000, 1_600_000_000, 10.6),
+}
 # How far the fit moves a constant from the start, as a factor.
 _REACH = {"knee_hz": 1.6, "floor_v": 1.3}
 STILL = {"capacitance": 0.0, "leakage": 0.0, "resistance": 0.0, "latency": 0.0, "sensor_gain": 0.0}
@@ -154,6 +160,21 @@ def compare_orin(rows: Iterable[Row], board_type: BoardType) -> Pairs:
         found = watts(board_type, set_up, 50.0)
         name = f"{row['mode']} {row['case']} {row['phase']}"
         pairs += [(name, column, float(row[column]), found[rail]) for column, rail in ORIN_RAILS.items()]
+    return pairs
+
+
+def compare_mlperf() -> Pairs:
+    """The rails' total of Xavier boards, to which nothing is fitted, at one point each."""
+    pairs: Pairs = []
+    for name, (gpu_hz, memory_hz, wall_w) in MLPERF.items():
+
+        def set_up(board: VirtualBoard, gpu_hz: int = gpu_hz, memory_hz: int = memory_hz) -> Load:
+            pin(board, gpu_hz, memory_hz, {})
+            return Load(cores=1, memory=0.5, gpu=1.0)
+
+        pairs.append(
+            (name, "total of a Xavier", (wall_w - 3.1) / 1.02, watts(load_board_types()[name], set_up, 50.0)[TOTAL])
+        )
     return pairs
 
 
@@ -340,6 +361,7 @@ def main() -> None:
         parser.error(f"{options.data} has none of {', '.join(COMPARISONS)}")
     compared = {name: COMPARISONS[name](rows) for name, rows in files.items()}
     figures: dict[str, Any] = {name: summarise(pairs) for name, pairs in compared.items()}
+    figures["mlperf"] = summarise(compare_mlperf())
     if options.chart:
         draw(options.chart, compared)
     if options.fit:
