@@ -110,18 +110,9 @@ def make_machines(_: list[dict[str, Any]]) -> str:
 
 
 def make_engines(results: list[dict[str, Any]]) -> str:
-    """Compare predicted models with other engines."""
-    return _compare_engines(results, {"ms": "latency_ms ours median", "over ncnn": "ratio_to ncnn"})
-
-
-def make_tuned_engines(results: list[dict[str, Any]]) -> str:
-    """Compare tuned models with ONNX Runtime and with their prediction."""
-    return _compare_engines(results, {"over the prediction": "ratio_to untried"})
-
-
-def _compare_engines(results: list[dict[str, Any]], more: Mapping[str, str]) -> str:
-    """One row per model and thread count, columns for each machine."""
-    paths = {"over ONNX Runtime": "ratio_to onnxruntime", **more}
+    """Compare predicted models with other engines: a row per model and thread count, columns for each machine."""
+    engines = {"over ONNX Runtime": "onnxruntime", "over ncnn": "ncnn"}
+    paths = {name: f"ratio_to {engine}" for name, engine in engines.items()} | {"ms": "latency_ms ours median"}
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for each in results:
         for model in each["figures"]["models"]:
@@ -322,13 +313,6 @@ def make_trials(results: list[dict[str, Any]]) -> str:
     return to_table((*head, "peak GFLOP/s in float32", "all FLOP at the peak, ms"), rows)
 
 
-def make_tuners(results: list[dict[str, Any]]) -> str:
-    """Compare the tuners, and convolutions alone with all operators."""
-    head = ("model", "tuner", "operators", "trials", "functions", "tried", "predicted, ms", "best, ms", "gain")
-    names = ("model", "tuner", "ops", "trials", "functions", "tried", "first_ms", "best_ms", "gain")
-    return to_table(head, list(_rows(results, "rows", names)))
-
-
 def _rows(results: Iterable[Mapping[str, Any]], key: str, paths: Iterable[str]) -> Iterator[Row]:
     wanted = tuple(paths)
     for each in results:
@@ -340,7 +324,6 @@ TABLES = {
     "machines": make_machines,
     "quickstart": make_quickstart,
     "vs_engines": make_engines,
-    "vs_engines_tuned": make_tuned_engines,
     "thirty_models": make_small_models,
     "vs_metaschedule": make_metaschedule,
     "campaign_utilisation": make_utilisation,
@@ -355,7 +338,6 @@ TABLES = {
     "published_power": make_power,
     "sweep_accuracy": make_sweeps,
     "trials_over_time": make_trials,
-    "tuners": make_tuners,
     "single_figures": make_single,
 }
 
