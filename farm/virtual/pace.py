@@ -31,8 +31,9 @@ from farm.virtual.tree import CLOCKS, LOAD, PACE
 _EVALUATOR = "runtime.RPCTimeEvaluator"
 
 
-# A kernel's share of the memory's bandwidth, per busy share of the board's cores.
-_TRAFFIC = 0.5
+# Assumed shares of the memory's bandwidth, per busy share of the board's cores: what governors make room for, and what
+# code moves that is not emulated.
+_TRAFFIC, _MOVED = 0.5, 0.1
 # A smaller change of load is not sent to the board.
 _SAME_LOAD = 0.05
 # The board's time advances in blocks of at least this: a request to the simulator costs more than a short run.
@@ -137,7 +138,7 @@ class Pace:
         """
         self._on_gpu, self._core = on_gpu, core
         self._read_cost: Callable[[], Sequence[Segment]] | None = None
-        self._added: dict[tuple[int, float, float], tuple[float, float]] = {}
+        self._added: dict[tuple[int, float, float, str], tuple[float, float]] = {}
         self._again = True
         self._tree, self._time = tree, time
         self._cluster = cluster
@@ -232,15 +233,16 @@ class Pace:
         """The time of emulated code at the present clocks: its lanes' cycles, or the memory time of its lines."""
         base_s, busy_s = self._add_segments(segments, cores)
         if self._load_sent is not None:
-            self._send_load(min(float(cores), busy_s / base_s), cores)
+            lines_s, _ = self._add_segments([(0.0, 0, 0.0, sum(each[3] for each in segments))], cores, "lines")
+            self._send_load(min(float(cores), busy_s / base_s), cores, (lines_s / base_s, 0.0))
             _, cores = self._read_clocks()
             base_s, _ = self._add_segments(segments, cores)
         return base_s
 
-    def _add_segments(self, segments: Sequence[Segment], cores: int) -> tuple[float, float]:
-        """The time of segments, and of all cores together, in s."""
+    def _add_segments(self, segments: Sequence[Segment], cores: int, part: str = "") -> tuple[float, float]:
+        """The time of segments (or of what `part` names), and of all cores together, in s."""
         # One worker runs one program at few distinct clocks.
-        clocks = cores, self._core_hz, self._memory_s
+        clocks = cores, self._core_hz, self._memory_s, part
         if clocks not in self._added:
             self._added[clocks] = count_seconds(segments, self._core or {}, self._core_hz, cores, self._memory_s)
         base_s, busy_s = self._added[clocks]
@@ -266,15 +268,15 @@ class Pace:
         self._shown = self._time.clocks if isinstance(self._time, WorkersTime) else None
 
     def _send_load(
-        self, busy: float, cores: int, now: tuple[float, float] = (0.0, 0.0), wanted: tuple[float, float] | None = None
+        self, busy: float, cores: int, now: tuple[float, float] | None = None, wanted: tuple[float, float] = (0.0, 0.0)
     ) -> None:
+        """Send busy cores, and the shares of memory and GPU: now (None: unknown code's), and at the highest clocks."""
+        now = now or (_MOVED * busy / cores, 0.0)
         pairs = zip((busy, *now), self._load_sent or (-1.0, -1.0, -1.0), strict=True)
         if any(abs(share - sent) > _SAME_LOAD * max(share, sent) for share, sent in pairs):
             self._load_sent = busy, *now
-            by_cpu = _TRAFFIC * busy / cores
-            load = {"cluster": self._cluster, "cores": busy, "memory": min(1.0, by_cpu + now[0]), "gpu": now[1]}
-            if wanted:
-                load["wanted"] = (by_cpu + wanted[0], wanted[1])
+            load = {"cluster": self._cluster, "cores": busy, "memory": min(1.0, now[0]), "gpu": now[1]}
+            load["wanted"] = (_TRAFFIC * busy / cores + wanted[0], wanted[1])
             self._tree.write(LOAD, json.dumps(load))
             self._clocks = self._shown = None  # the governor follows the load
 
