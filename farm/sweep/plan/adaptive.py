@@ -26,9 +26,9 @@ MAX_RETRIES = 2
 # The gain that may be left when a sweep stops: of the front's hypervolume, of the pick's objective. The fit
 # overestimates the front's gain: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
 FRONT_LEFT, PICK_LEFT = 0.016, 0.003
-# In a grid up to this size each point is much of its front, so a front counts as known where the fit predicts it: the
-# standard deviation of its hypervolume may be this. And a visit costs more of the sweep than a smaller gain is worth.
-_SMALL_GRID, _SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT = 40, 0.02, 0.008
+# In a grid up to this size each point is much of its front, and each visit much of the sweep. So the front is known where
+# the fit predicts it: the sd of its hypervolume may be this. And this gain of the pick is not worth another visit.
+_SMALL_GRID, _SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT = 40, 0.03, 0.01
 # Every so many points one is spent where the fit is least certain, regardless of gains: a fit of its favourites alone
 # is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
@@ -164,7 +164,7 @@ class Planner:
         if done:
             key = self._least_known(analysis, left)
             return PlannedStep(Step.MEASURE, "the fit did not foresee the last points", key)
-        if count % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+        if count % EXPLORE_EVERY == 0:
             return PlannedStep(Step.MEASURE, "the fit is least certain there", self._least_known(analysis, left))
         why = "the pick" if pick_left / near > front_left / enough else "the front"
         return PlannedStep(Step.MEASURE, f"may change {why} most", best)
