@@ -164,7 +164,7 @@ class Planner:
         if done:
             key = self._least_known(analysis, left)
             return PlannedStep(Step.MEASURE, "the fit did not foresee the last points", key)
-        if count % EXPLORE_EVERY == 0:
+        if count % EXPLORE_EVERY == EXPLORE_EVERY - 1:
             return PlannedStep(Step.MEASURE, "the fit is least certain there", self._least_known(analysis, left))
         why = "the pick" if pick_left / near > front_left / enough else "the front"
         return PlannedStep(Step.MEASURE, f"may change {why} most", best)
