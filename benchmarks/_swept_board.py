@@ -21,6 +21,7 @@ from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
 from farm.points.grid import Coupling, GridRequest, plan_grid
 from farm.points.values import Z95, Estimate, Grid, GridPoint, PointMeasurement
+from farm.sweep.fit.terms import Floats
 from farm.virtual.board import TOTAL, VirtualBoard
 from farm.virtual.clocks import Load
 
@@ -82,28 +83,80 @@ def describe_clocks(board: VirtualBoard) -> Clocks:
     return Clocks(clusters, gpu, memory)
 
 
-class SweptBoard:
+class NoisyBoard:
+    """Noisy visits to points whose truth is known, by grid row: `latency_s`, and `power_w` at 45 C or None.
+
+    `per_c` is W per C, `step_w` one value of the power sensor.
+    """
+
+    def __init__(
+        self, grid: Grid, latency_s: Floats, power_w: Floats | None, rng: np.random.Generator, step_w: float, per_c: Any
+    ) -> None:
+        self.grid, self.latency_s, self.power_w, self.rng = grid, latency_s, power_w, rng
+        self.energy_j = latency_s if power_w is None else latency_s * power_w
+        self._step_w, self._per_c = step_w, per_c * np.ones(len(grid))
+        self.rows = {point.key: row for row, point in enumerate(grid.points)}
+        self.visits = 0
+        self._sample_noise = self._draw("sample_noise")
+        self._visit_noise = (self._draw("visit_noise"), self._draw("visit_noise"))
+        self._drifts = [(self._draw("drift_at_end"), self._draw("drift_wave"), self._wave()) for _ in range(2)]
+
+    def _draw(self, name: str) -> float:
+        return float(self.rng.uniform(*RANGES[name]))
+
+    def _wave(self) -> tuple[float, float]:
+        return float(self.rng.uniform(0.5, 2.0)), float(self.rng.uniform(0, 2 * math.pi))
+
+    def drift(self, quantity: int, at_s: float) -> float:
+        """How far the board's latency (0) or power (1) has moved since the sweep began, as a logarithm."""
+        end, wave, (speed, phase) = self._drifts[quantity]
+        passed = at_s / _TIMESCALE_S
+        return end * passed + wave * (math.sin(speed * 2 * math.pi * passed + phase) - math.sin(phase))
+
+    def visit(self, key: str) -> PointMeasurement:
+        """Measure one point once, as a board would."""
+        row = self.rows[key]
+        at_s = self.visits * (WINDOW_S + OVERHEAD_S)
+        self.visits += 1
+        latency_shift = self.drift(0, at_s) + self._visit_noise[0] * self.rng.standard_normal()
+        middle = self.latency_s[row] * math.exp(latency_shift)
+        count = int(np.clip(WINDOW_S / middle, 3, _MAX_SAMPLES))
+        samples = middle * (1 + self._sample_noise * self.rng.standard_normal(count))
+        summary = summarise(samples)
+        latency = Estimate(summary.median, summary.ci_low, summary.ci_high)
+        p95_s = float(np.quantile(samples, 0.95))
+        found = PointMeasurement(key, latency, at_s, p95_s, board="benchmark", simulated=True)
+        return found if self.power_w is None else self._add_power(found, row)
+
+    def _add_power(self, found: PointMeasurement, row: int) -> PointMeasurement:
+        assert self.power_w is not None
+        heat_w = self._per_c[row] * self._draw("start_temperature_c")
+        true_w = (self.power_w[row] + heat_w) * math.exp(
+            self.drift(1, found.at_s) + self._visit_noise[1] * self.rng.standard_normal()
+        )
+        updates = int(WINDOW_S / _UPDATE_S)
+        values = true_w + 0.5 * self._step_w * self.rng.standard_normal(updates)
+        values = np.round(values / self._step_w) * self._step_w
+        power_sd = float(values.std(ddof=1)) / math.sqrt(updates) + self._step_w / math.sqrt(12 * updates)
+        watt = float(values.mean())
+        power = Estimate(watt, watt - Z95 * power_sd, watt + Z95 * power_sd)
+        energy = Estimate.of_log(math.log(watt) + found.latency.log, math.hypot(found.latency.log_sd, power.log_sd))
+        return dataclasses.replace(found, power=power, energy=energy)
+
+
+class SweptBoard(NoisyBoard):
     """Board and work number `seed` of a case. `latency_s`, `power_w` and `energy_j` are the truth, by grid row."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self._now_s = 1000.0
         self._board = VirtualBoard(_draw_type(case.board_type, self.rng), seed, lambda: self._now_s)
-        self._step_w = _STEP_W[case.board_type]
-        clocks = describe_clocks(self._board)
-        self.grid: Grid = plan_grid(clocks, case.request, _coupling(case.board_type))
-        self._rows = {point.key: row for row, point in enumerate(self.grid.points)}
+        grid = plan_grid(describe_clocks(self._board), case.request, _coupling(case.board_type))
         self._draw_work()
-        truths = [self._find_truth(point) for point in self.grid.points]
-        latency, power, self.per_c = (np.array(column) for column in zip(*truths, strict=True))
-        self.latency_s = latency / latency.min() * self._fastest_s
-        self.power_w = power
-        self.energy_j = self.latency_s * self.power_w
-        self.visits = 0
-        self._draw_conditions()
-
-    def _draw(self, name: str) -> float:
-        return float(self.rng.uniform(*RANGES[name]))
+        truths = [self._find_truth(point) for point in grid.points]
+        latency, power, per_c = (np.array(column) for column in zip(*truths, strict=True))
+        step_w = _STEP_W[case.board_type]
+        super().__init__(grid, latency / latency.min() * self._fastest_s, power, self.rng, step_w, per_c)
 
     def _draw_work(self) -> None:
         names = [*self._board.clusters, "gpu", "memory", "constant"]
@@ -112,14 +165,6 @@ class SweptBoard:
         low, high = RANGES["latency_at_highest_clocks_s"]
         self._fastest_s = math.exp(self.rng.uniform(math.log(low), math.log(high)))
         self._norm, self._serial, self._waiting = map(self._draw, ("overlap_norm", "serial_share", "waiting_share"))
-
-    def _draw_conditions(self) -> None:
-        self._sample_noise = self._draw("sample_noise")
-        self._visit_noise = (self._draw("visit_noise"), self._draw("visit_noise"))
-        self._drifts = [(self._draw("drift_at_end"), self._draw("drift_wave"), self._wave()) for _ in range(2)]
-
-    def _wave(self) -> tuple[float, float]:
-        return float(self.rng.uniform(0.5, 2.0)), float(self.rng.uniform(0, 2 * math.pi))
 
     def _set_clocks(self, point: GridPoint) -> None:
         board = self._board
@@ -171,45 +216,6 @@ class SweptBoard:
             waits = self._waiting * (1 - shares[name]) if index == 0 else 0.0
             rest = {"memory": traffic, "gpu": shares.get("gpu", 0.0)} if index == 0 else {}
             self._board.set_load(name, Load(name, (shares[name] * parallel + waits) if count else 0.0, **rest))
-
-    def drift(self, quantity: int, at_s: float) -> float:
-        """How far the board's latency (0) or power (1) has moved since the sweep began, as a logarithm."""
-        end, wave, (speed, phase) = self._drifts[quantity]
-        passed = at_s / _TIMESCALE_S
-        return end * passed + wave * (math.sin(speed * 2 * math.pi * passed + phase) - math.sin(phase))
-
-    def visit(self, key: str) -> PointMeasurement:
-        """Measure one point once, as a board would."""
-        row = self._rows[key]
-        at_s = self.visits * (WINDOW_S + OVERHEAD_S)
-        self.visits += 1
-        latency_shift = self.drift(0, at_s) + self._visit_noise[0] * self.rng.standard_normal()
-        middle = self.latency_s[row] * math.exp(latency_shift)
-        count = int(np.clip(WINDOW_S / middle, 3, _MAX_SAMPLES))
-        samples = middle * (1 + self._sample_noise * self.rng.standard_normal(count))
-        summary = summarise(samples)
-        heat_w = self.per_c[row] * self._draw("start_temperature_c")
-        true_w = (self.power_w[row] + heat_w) * math.exp(
-            self.drift(1, at_s) + self._visit_noise[1] * self.rng.standard_normal()
-        )
-        updates = int(WINDOW_S / _UPDATE_S)
-        values = true_w + 0.5 * self._step_w * self.rng.standard_normal(updates)
-        values = np.round(values / self._step_w) * self._step_w
-        power_sd = float(values.std(ddof=1)) / math.sqrt(updates) + self._step_w / math.sqrt(12 * updates)
-        watt = float(values.mean())
-        latency = Estimate(summary.median, summary.ci_low, summary.ci_high)
-        power = Estimate(watt, watt - Z95 * power_sd, watt + Z95 * power_sd)
-        relative = math.hypot(latency.log_sd, power.log_sd)
-        return PointMeasurement(
-            key,
-            latency,
-            at_s,
-            latency_p95_s=float(np.quantile(samples, 0.95)),
-            power=power,
-            energy=Estimate.of_log(math.log(watt * summary.median), relative),
-            board="benchmark",
-            simulated=True,
-        )
 
 
 @functools.cache

@@ -81,9 +81,9 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     candidates = [pick.FrontCandidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
     found = [rows[point.key] for point in pick.find_front(candidates) if point.on_front]
     whole = pick.hypervolume(board.latency_s, board.energy_j, reference)
-    pick = pick_point(analysis, goal)
+    picked = pick_point(analysis, goal)
     best_j = float(board.energy_j[board.latency_s <= deadline_s].min())
-    chosen = rows[pick.best.point.key] if pick.best else None
+    chosen = rows[picked.best.point.key] if picked.best else None
     covered: dict[str, list[bool]] = {key: [] for key in _COVERED}
     for key, point in analysis.combine().items():
         covered["measured_latency"].append(point.latency.contains(float(board.latency_s[rows[key]])))

@@ -57,7 +57,9 @@ class Asked:
     ] = None
     cores: Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")] = ""
     gpu_freqs: Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")] = ""
-    mem_freqs: Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")] = ""
+    mem_freqs: Annotated[
+        str, typer.Option("--mem-freqs", metavar="all|none|LIST", help="Memory clocks. Default on a GPU: all.")
+    ] = ""
     power_modes: Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")] = ""
     variants: Annotated[
         str,

@@ -53,7 +53,7 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         assert either["devices"]["gpu"]["copies_s"] > 0
         assert (either["gpu"] is not None) == (times["gpu"] < times["cpu"])
 
-        gpu_hz = ("--gpu-freqs", "76.8MHz,921.6MHz", "--exhaustive", "--window", "1s")
+        gpu_hz = ("--gpu-freqs", "76.8MHz,921.6MHz", "--mem-freqs", "none", "--exhaustive", "--window", "1s")
         swept = home.run("sweep", "run", "tiny-cnn", "--board", "v1", "--device", "gpu", *gpu_hz, "--json").json()
         found = {row["key"]: row["latency_s"]["value"] for row in swept["series"][0]["rows"]}
         assert found["gpu=76.8MHz"] > 1.05 * found["gpu=921.6MHz"]

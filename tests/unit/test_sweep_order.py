@@ -41,6 +41,21 @@ def test_clocks_are_swept_as_asked_for() -> None:
     assert "100, 200, 300 MHz" in refused.value.hint
 
 
+def test_on_a_gpu_its_clock_and_the_memorys_are_swept() -> None:
+    """The memory's only with the GPU's, where the board lets it be read, and unless it is named or left alone."""
+    memory = DomainClocks("memory", available_hz=(400 * MHZ, 800 * MHZ))
+    clocks = dataclasses.replace(CLOCKS, memory=memory)
+    whole = [f"gpu={gpu}MHz memory={hz}MHz" for gpu in (50, 60) for hz in (400, 800)]
+    assert keys(SweepOrder("m", device="gpu"), clocks) == whole
+    assert keys(SweepOrder("m", device="gpu", gpu_freqs="60"), clocks) == whole[2:]
+    assert keys(SweepOrder("m", device="gpu", mem_freqs="none"), clocks) == ["gpu=50MHz", "gpu=60MHz"]
+    assert keys(SweepOrder("m", device="gpu", cpu_freqs=("100",)), clocks) == ["a57=100MHz"]
+    assert keys(SweepOrder("m", mem_freqs="none"), clocks) == keys(SweepOrder("m"))
+    assert clocks.gpu is not None
+    closed = dataclasses.replace(clocks, gpu=dataclasses.replace(clocks.gpu, current_hz=50 * MHZ))
+    assert keys(SweepOrder("m", device="gpu"), closed) == ["gpu=50MHz", "gpu=60MHz"]
+
+
 def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for() -> None:
     """One point, and said; a frequency that was named cannot be replaced by anything."""
     for wanted in (SweepOrder("m"), SweepOrder("m", cpu_freqs=("all",))):

@@ -29,12 +29,14 @@ class Worth:
     """Which unmeasured points are worth most: `rows` are grid rows, best first by the sum of a point's possible gains.
 
     `front_share` is the expected share of the grid's hypervolume that the measured points have; `pick_gain` by how much
-    of the objective the best unmeasured point is expected to beat the best measured one.
+    of the objective the best unmeasured point is expected to beat the best measured one. `front_doubt` is the standard
+    deviation of the whole grid's hypervolume, relative to its mean: how well the front is known without more points.
     """
 
     rows: tuple[int, ...]
     front_share: float
     pick_gain: float
+    front_doubt: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +68,17 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
         np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done.size)
     )
     if not left.size:
-        return Worth((), 1.0, 0.0)
+        return Worth((), 1.0, 0.0, 0.0)
     p95 = _p95(analysis)
     rows = _find_contenders(analysis, goal, known, left, p95)
     latency = np.exp(model.latency.draw(rows, _DRAWS, rng))
     power = np.exp(model.power.draw(rows, _DRAWS, rng)) if model.power else np.ones_like(latency)
     drawn = _Values(latency, power)
     expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
-    front, share = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
+    front, share, doubt = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
     picks, gain = _weigh_pick(goal, drawn, known, p95)
     scores = front / wants[0] + picks / wants[1]
-    return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain)
+    return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain, doubt)
 
 
 def _power(mean: Floats | None, count: int) -> Floats:
@@ -119,17 +121,19 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indic
     return np.asarray(left[sorted(int(row) for row in chosen)])
 
 
-def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
-    """Return each point's expected gain, and the measured points' share, of the front's hypervolume."""
+def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float, float]:
+    """Return each point's expected gain in hypervolume, the measured points' share, and the whole's relative sd."""
     now = pick.hypervolume(known.latency, known.energy, reference)
-    gains, shares = np.zeros(drawn.latency.shape[1]), []
+    gains, shares, wholes = np.zeros(drawn.latency.shape[1]), [], []
     for latency, energy in zip(drawn.latency, drawn.energy, strict=True):
         whole = pick.hypervolume(
             np.concatenate([known.latency, latency]), np.concatenate([known.energy, energy]), reference
         )
         gains += pick.improvements(latency, energy, known.latency, known.energy, reference) / max(whole, 1e-300)
         shares.append(now / whole if whole else 1.0)
-    return gains / len(shares), float(np.mean(shares))
+        wholes.append(whole)
+    doubt = float(np.std(wholes) / max(float(np.mean(wholes)), 1e-300))
+    return gains / len(shares), float(np.mean(shares)), doubt
 
 
 def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float]:

@@ -26,16 +26,15 @@ MAX_RETRIES = 2
 # The gain that may be left when a sweep stops: of the front's hypervolume, of the pick's objective. The fit
 # overestimates the front's gain: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
 FRONT_LEFT, PICK_LEFT = 0.016, 0.003
-# In a grid up to this size each point is much of its front.
-_SMALL_GRID, _SMALL_FRONT_LEFT = 40, 0.002
+# In a grid up to this size each point is much of its front, and each visit much of the sweep. So the front counts as
+# known where the fit predicts it: the sd of its hypervolume may be this. This gain of the pick is not worth a visit.
+_SMALL_GRID, _SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT = 60, 0.03, 0.008
 # Every so many points one is spent where the fit is least certain, regardless of gains: a fit of its favourites alone
 # is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
-# The fit may stop the sweep once it predicted this many points to within this many standard deviations. Of ten normal
-# figures one lies farther out in 12 % of cases.
+# The fit may stop the sweep once it predicted this many points (of few: half of all but two) to within this many
+# standard deviations. Of ten normal figures one lies farther out in 12 % of cases.
 _FORESEEN, _FAR = 5, 2.5
-# Points before the first fit: this many per clock that varies, and this many more.
-_PER_CLOCK, _MORE = 2, 2
 
 
 class Step(StrEnum):
@@ -75,6 +74,8 @@ class Planner:
         self.goal = goal or Goal()
         self.settings = settings or PlannerSettings()
         self.terms = build_terms(grid.points)
+        self._middle = self._sort_from_middle()
+        self._first = self._choose_first()
         self._order = self._spread_out()
 
     def analyse(self, visits: Sequence[PointMeasurement]) -> Analysis:
@@ -84,8 +85,7 @@ class Planner:
     def find_anchor(self, visits: Sequence[PointMeasurement]) -> str:
         """Return the repeated point: the middle of the grid, or the nearest to it that can be measured."""
         excluded = self.find_excluded(visits)
-        centre = np.abs(self.terms.place - 0.5).sum(axis=1)
-        keys = [self.grid.points[int(row)].key for row in np.argsort(centre, kind="stable")]
+        keys = [self.grid.points[row].key for row in self._middle]
         return next((key for key in keys if key not in excluded), keys[0])
 
     def find_excluded(self, visits: Sequence[PointMeasurement]) -> frozenset[str]:
@@ -144,24 +144,29 @@ class Planner:
         count = len(analysis.measured)
         if self.settings.budget_points is not None and count >= max(self.settings.budget_points, 1):
             return self._stop(f"the budget of {self.settings.budget_points} points is spent")
-        if count < max(self._first_points, MIN_POINTS) or analysis.model is None:
+        if count < max(len(self._first), MIN_POINTS) or analysis.model is None:
             return PlannedStep(Step.MEASURE, "spread over the grid, for the first fit", left[0])
         # The seed changes with every point, so that no unlucky draw is repeated.
         seed = self.settings.seed * 1_000_003 + count
-        enough = _SMALL_FRONT_LEFT if len(self.grid) <= _SMALL_GRID else FRONT_LEFT
-        worth = weigh(analysis, self.goal, excluded, (enough, PICK_LEFT), seed)
-        front_left, pick_left = 1 - worth.front_share, worth.pick_gain
-        done = front_left <= enough and pick_left <= PICK_LEFT
+        small = len(self.grid) <= _SMALL_GRID
+        enough, near = (_SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT) if small else (FRONT_LEFT, PICK_LEFT)
+        worth = weigh(analysis, self.goal, excluded, (enough, near), seed)
+        front_left, pick_left = worth.front_doubt if small else 1 - worth.front_share, worth.pick_gain
+        done = front_left <= enough and pick_left <= near
         best = self.grid.points[worth.rows[0]].key if worth.rows else ""
-        if done and not self._foresaw(analysis):
-            return PlannedStep(Step.MEASURE, "the fit did not foresee the last points", best)
-        if done:
+        foreseen, missed = self._foresee(analysis) if done else (False, 0.0)
+        if foreseen:
+            front = f"change the front by {front_left:.1%}" if small else f"add {front_left:.1%} to the front"
             return self._stop(
-                f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick"
+                f"the fit predicted the last points to within {missed:.1%}; what is unmeasured is expected to {front} "
+                f"and to add {pick_left:.1%} to the pick"
             )
-        if count % EXPLORE_EVERY == 0:
+        if done:
+            key = self._least_known(analysis, left)
+            return PlannedStep(Step.MEASURE, "the fit did not foresee the last points", key)
+        if not small and count % EXPLORE_EVERY == EXPLORE_EVERY - 1:
             return PlannedStep(Step.MEASURE, "the fit is least certain there", self._least_known(analysis, left))
-        why = "the pick" if pick_left / PICK_LEFT > front_left / enough else "the front"
+        why = "the pick" if pick_left / near > front_left / enough else "the front"
         return PlannedStep(Step.MEASURE, f"may change {why} most", best)
 
     def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
@@ -172,51 +177,64 @@ class Planner:
         rows = {point.key: row for row, point in enumerate(self.grid.points)}
         return max(left, key=lambda key: float(spread[rows[key]]))
 
-    def _foresaw(self, analysis: Analysis) -> bool:
-        """Whether the fit without the newest points predicted them: else its expectation may not stop the sweep."""
-        newest = list(analysis.measured)[-_FORESEEN:]
+    def _foresee(self, analysis: Analysis) -> tuple[bool, float]:
+        """Whether the fit without the newest points predicted them, and its largest error, relative.
+
+        Where it did not, its expectation may not stop the sweep.
+        """
+        count = len(analysis.measured)
+        newest = list(analysis.measured)[-min(_FORESEEN, max(count // 2 - 1, 1)) :]
         rest = {key: point for key, point in analysis.measured.items() if key not in newest}
         if len(rest) < MIN_POINTS:
-            return False
+            return False, 0.0
         before = fit_measured(self.grid, self.terms, rest, analysis.has_power)
         rows = {point.key: row for row, point in enumerate(self.grid.points)}
-        return all(
-            abs(posterior.mean[rows[key]] - estimate.log)
-            <= _FAR * float(np.hypot(posterior.sd[rows[key]], estimate.log_sd))
+        pairs = [
+            (abs(posterior.mean[rows[key]] - estimate.log), np.hypot(posterior.sd[rows[key]], estimate.log_sd))
             for key in newest
             for posterior, estimate in (
                 (before.latency, analysis.measured[key].latency),
                 (before.power, analysis.measured[key].power),
             )
             if posterior is not None and estimate is not None
-        )
-
-    @property
-    def _first_points(self) -> int:
-        return min(_PER_CLOCK * len(self.terms.domains) + _MORE, len(self.grid))
+        ]
+        return all(error <= _FAR * sd for error, sd in pairs), float(max(error for error, _ in pairs))
 
     def _stop(self, reason: str) -> PlannedStep:
         return PlannedStep(Step.STOP, reason)
 
+    def _choose_first(self) -> list[int]:
+        """Return the rows for the first fit: the middle, and what tells the parts of latency and power apart.
+
+        That is all clocks at their highest, and each clock at its lowest beside the highest of the others.
+        """
+        speeds = [np.where(domain.speed > 0, domain.speed, 1.0) for domain in self.terms.domains]
+        if not speeds:
+            return self._middle[:1]
+        whole = np.sum(speeds, axis=0)
+        return list(
+            dict.fromkeys([self._middle[0], *(int(np.argmax(whole - 2 * low)) for low in (0 * whole, *speeds))])
+        )
+
     def _spread_out(self) -> tuple[str, ...]:
         """Order all points for an exhaustive sweep; the first ones also start an adaptive one.
 
-        First each the farthest from all before it, then shuffled: no clock goes steadily up or down while time passes.
+        The others are shuffled: no clock goes steadily up or down while time passes.
         """
-        rng = np.random.default_rng(self.settings.seed)
-        keys = [point.key for point in self.grid.points]
-        place = self.terms.place
-        first = int(np.argsort(np.abs(place - 0.5).sum(axis=1), kind="stable")[0])
-        chosen = [first]
-        # Ties, as between the corners of a box, are for the seed to break.
-        jitter = 1e-6 * rng.random(len(keys))
-        nearest = np.linalg.norm(place - place[first], axis=1)
-        for _ in range(min(self._first_points, len(keys) - 1)):
-            chosen.append(int(np.argmax(np.where(np.isin(np.arange(len(keys)), chosen), -1.0, nearest + jitter))))
-            nearest = np.minimum(nearest, np.linalg.norm(place - place[chosen[-1]], axis=1))
-        rest = np.setdiff1d(np.arange(len(keys)), chosen)
-        rng.shuffle(rest)
-        return tuple(keys[row] for row in [*chosen, *(int(r) for r in rest)])
+        rest = np.setdiff1d(np.arange(len(self.grid)), self._first)
+        np.random.default_rng(self.settings.seed).shuffle(rest)
+        return tuple(self.grid.points[int(row)].key for row in [*self._first, *rest])
+
+    def _sort_from_middle(self) -> list[int]:
+        """Return all rows, those first whose clocks and cores are nearest to the middle of their ranges.
+
+        In Hz: the middle of the periods is so slow that it is seldom near the front.
+        """
+        columns = [column for domain in self.terms.domains for column in (domain.speed, domain.units) if np.ptp(column)]
+        far = np.zeros(len(self.grid))
+        for column in columns:
+            far += np.abs(column - (column.max() + column.min()) / 2) / np.ptp(column)
+        return [int(row) for row in np.argsort(far, kind="stable")]
 
 
 def find_void(drifts: Mapping[str, BoardDrift]) -> str:

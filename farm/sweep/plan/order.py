@@ -27,6 +27,8 @@ from farm.types.documents import BoardInfo
 MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
 COMPILED = "compiled"
+# In place of a list: the clock is left as the board has it.
+UNHELD = "none"
 _NO_SENSOR = "this board has no power sensor: latency only, energy is not known"
 
 
@@ -34,7 +36,8 @@ _NO_SENSOR = "this board has no power sensor: latency only, energy is not known"
 class SweepOrder:
     """One sweep as ordered. Clocks as typed; empty: not varied.
 
-    `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `device` is the boards' processor or GPU.
+    `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `device` is the boards' processor or GPU. On a GPU the
+    memory clock varies with the GPU's unless `mem_freqs` is given.
     """
 
     model: str
@@ -76,7 +79,8 @@ class SweepOrder:
     @property
     def varies(self) -> bool:
         """Whether the user named clocks to vary."""
-        return bool(self.cpu_freqs or self.cores or self.gpu_freqs or self.mem_freqs or self.power_modes)
+        memory = self.mem_freqs.strip() not in ("", UNHELD)
+        return bool(self.cpu_freqs or self.cores or self.gpu_freqs or memory or self.power_modes)
 
     @property
     def names_modes(self) -> bool:
@@ -86,8 +90,9 @@ class SweepOrder:
     @property
     def names_values(self) -> bool:
         """Whether the user named particular values, not just all there are."""
-        clocks = [*(text.rpartition(_CLUSTER_MARK)[2] for text in self.cpu_freqs), self.gpu_freqs, self.mem_freqs]
-        return any(text.strip().lower() not in ("", ALL) for text in (*clocks, self.power_modes)) or bool(self.cores)
+        cpus = (text.rpartition(_CLUSTER_MARK)[2] for text in self.cpu_freqs)
+        named = (*cpus, self.gpu_freqs, self.mem_freqs, self.power_modes)
+        return any(text.strip().lower() not in ("", ALL, UNHELD) for text in named) or bool(self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +108,12 @@ class SweepPlace:
 def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
     """Return the grid of a board with these clocks, and messages about it.
 
-    By default all CPU clocks are varied. Raises UsageError.
+    By default all clocks of the device are varied: the CPU's, or the GPU's and the memory's. Raises UsageError.
     """
+    if order.device != CPU and clocks.gpu and clocks.gpu.available_hz:
+        gpu_freqs = order.gpu_freqs if order.varies else ALL
+        mem_freqs = ALL if gpu_freqs and not order.mem_freqs and _can_hold_memory(clocks) else order.mem_freqs
+        order = dataclasses.replace(order, gpu_freqs=gpu_freqs, mem_freqs=mem_freqs)
     has_tables = any(cluster.available_hz for cluster in clocks.clusters)
     others = order.gpu_freqs or order.mem_freqs or order.power_modes
     if not has_tables and not order.names_values and not others:
@@ -127,6 +136,12 @@ def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[G
         for name in reboot
     ]
     return plan_grid(clocks, request, coupling), notes
+
+
+def _can_hold_memory(clocks: Clocks) -> bool:
+    """Whether the board sets its memory clock: who may not read it may not hold it. A type's file has no readings."""
+    memory, gpu = clocks.memory, clocks.gpu
+    return bool(memory and memory.available_hz and (memory.current_hz or not (gpu and gpu.current_hz)))
 
 
 def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> list[str]:
@@ -172,7 +187,7 @@ def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ..
 
 
 def _read_domain(text: str, domain: DomainClocks | None) -> tuple[int, ...] | None:
-    return _read_list(text, domain.available_hz if domain else ()) if text else None
+    return _read_list(text, domain.available_hz if domain else ()) if text.strip() not in ("", UNHELD) else None
 
 
 def _read_list(text: str, available_hz: tuple[int, ...]) -> tuple[int, ...]:
