@@ -76,6 +76,14 @@ NONE = "none"
 Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
 MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
 Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
+Period = Annotated[
+    str,
+    typer.Option(
+        "--period",
+        metavar="33ms|30fps|none",
+        help="Time between two inputs, as of a camera: minimises the mean power of inference and idle time.",
+    ),
+]
 
 
 def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
@@ -207,16 +215,24 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
 
 
-def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str) -> values.Goal:
+def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str, period: str = "") -> values.Goal:
     """Return `goal` with the given limits; `none` removes one. Raises UsageError."""
-    if objective and objective not in list(values.Objective):
-        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(values.Objective)}.")
+    period_s = _read(period, goal.period_s, lambda: read_period_s("--period", period))
+    chosen, period_s = goal.settle_objective(objective, period_s, bool(period))
     return values.Goal(
-        values.Objective(objective) if objective else goal.objective,
+        chosen,
         _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
         _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
         goal.deadline_on_p95,
+        period_s,
     )
+
+
+def read_period_s(option: str, text: str) -> float:
+    """Return the seconds of `33ms` or `30fps`. Raises UsageError that names the option."""
+    if found := re.fullmatch(r"(\d*\.?\d+)\s*(fps|hz)", text.strip().lower()):
+        text = f"{1 / float(found[1]):.17f}s" if float(found[1]) else "0s"
+    return read_duration_s(option, text, "33ms, 30fps")
 
 
 def _read(text: str, before: float | None, parse: Callable[[], float]) -> float | None:

@@ -36,6 +36,7 @@ from farm.errors import (
     TransientError,
 )
 from farm.measure.arrays import Arrays
+from farm.points.values import Estimate
 
 # At first another client of the board is waited for as long as by `farm tune`.
 _CONNECT_TIMEOUT_S = 60.0
@@ -108,6 +109,11 @@ class DrivenBoard:
         ended = await self._ask(lambda session: session.ask(lambda board: board.power(_GLANCE)))
         before = ended.result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
+
+    async def read_power(self, seconds: float) -> Estimate | None:
+        """Return the total power as the board is; None where it is not known. Raises what `run` raises."""
+        ended = await self._ask(lambda session: session.ask(lambda board: board.power(PowerSpec(seconds))))
+        return visits.read_total(ended.result.window)
 
     async def pin(self, point: OperatingPoint) -> PinReport:
         """Pin the clocks to a point; an empty one releases them.

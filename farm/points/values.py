@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
+from farm import units
+from farm.errors import UsageError
 
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
 Z95 = 1.959964
@@ -136,8 +138,8 @@ class PointMeasurement:
     """One visit to a grid point. `at_s` is seconds since the sweep began; a simulated board counts those it measured.
 
     Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
-    the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit does not
-    count (throttled, clocks moved by another client), "" where it does; `retry` whether another visit may help.
+    the same without `idle_power` (W, the total at these clocks), `rail_power_w` W by rail. `invalid` says why the visit
+    does not count (throttled, clocks moved by another client), "" where it does; `retry` whether another may help.
     Repeated visits of one point are separate entries.
     """
 
@@ -155,6 +157,7 @@ class PointMeasurement:
     retry: bool = False
     board: str = ""
     simulated: bool = False
+    idle_power: Estimate | None = None
     predicted: ClassVar[bool] = False
 
     @property
@@ -171,6 +174,7 @@ class PointPrediction:
     latency: Estimate
     power: Estimate | None = None
     energy: Estimate | None = None
+    idle: Estimate | None = None
     predicted: ClassVar[bool] = True
 
 
@@ -181,10 +185,13 @@ class Objective(StrEnum):
     LATENCY = "latency"  # s per inference
     POWER = "power"  # W while it runs
     EDP = "edp"  # energy times latency, J s
+    PERIOD = "period"  # mean W of a period: one inference, then idle
 
-    def of(self, latency_s: Any, power_w: Any, energy_j: Any) -> Any:
+    def of(self, latency_s: Any, power_w: Any, energy_j: Any, idle_w: Any = None, period_s: Any = None) -> Any:
         """Return the objective's value; numbers, or arrays of them. What it does not need may be anything."""
         match self:
+            case Objective.PERIOD:
+                return (energy_j + idle_w * (period_s - latency_s)) / period_s
             case Objective.ENERGY:
                 return energy_j
             case Objective.POWER:
@@ -198,13 +205,52 @@ class Objective(StrEnum):
 class Goal:
     """The user's goal: the least `objective`, within a deadline and a limit of power where given.
 
-    The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile.
+    The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile. With the objective
+    `period`, and only then, an inference begins every `period_s`, and has to end before the next. Raises UsageError for
+    limits that contradict each other.
     """
 
     objective: Objective = Objective.ENERGY
     deadline_s: float | None = None
     max_power_w: float | None = None
     deadline_on_p95: bool = False
+    period_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.period_s is None) == (self.objective is Objective.PERIOD):
+            raise UsageError("the objective period and a period go together", "Say --period 33ms, or --period 30fps.")
+        if self.period_s is not None and (self.deadline_s or 0.0) > self.period_s:
+            late, every = (units.format_latency(each or 0.0) for each in (self.deadline_s, self.period_s))
+            raise UsageError(
+                f"a deadline of {late} is longer than the period of {every}: the next inference would have to wait",
+                "Drop the deadline (--deadline none): an inference has to end within its period anyway.",
+            )
+
+    def settle_objective(self, named: str, period_s: float | None, asked: bool) -> tuple[Objective, float | None]:
+        """Return the objective and period after this goal, where one may be `named` and a period `asked` for.
+
+        A period means the objective period; another objective drops a period from before. Raises UsageError.
+        """
+        if named and named not in list(Objective):
+            raise UsageError(f"--objective {named[:40]!r} is unknown", f"Known: {', '.join(Objective)}.")
+        if named:
+            return Objective(named), period_s if asked or named == Objective.PERIOD else None
+        if period_s is not None:
+            return Objective.PERIOD, period_s
+        return Objective.ENERGY if self.objective is Objective.PERIOD else self.objective, None
+
+    @property
+    def latest_s(self) -> float | None:
+        """The longest latency: the deadline, or the period."""
+        return self.period_s if self.deadline_s is None else self.deadline_s
+
+    def of_batch(self, batch: int) -> Goal:
+        """Return the goal for this many inputs at once: that many periods pass between two such inferences."""
+        return self if self.period_s is None else dataclasses.replace(self, period_s=batch * self.period_s)
+
+    def weigh(self, latency_s: Any, power_w: Any, energy_j: Any, idle_w: Any) -> Any:
+        """Return the objective's value, as `Objective.of`."""
+        return self.objective.of(latency_s, power_w, energy_j, idle_w, self.period_s)
 
     @property
     def needs_power(self) -> bool:

@@ -38,15 +38,17 @@ class World:
         work = (1.5 * volt_cpu**2 + 3 * volt_gpu**2) * 0.004 / self.latency_s
         self.power_w = 1.5 + 0.4 * cpu * volt_cpu**2 + 0.5 * gpu * volt_gpu**2 + work
         self.energy_j = self.latency_s * self.power_w
+        self.idle_w = self.power_w - work
         self.rows = {point.key: row for row, point in enumerate(self.grid.points)}
 
     def visit(self, key: str, at_s: float, board: str = "") -> PointMeasurement:
-        row, noise = self.rows[key], 0.004 * self.rng.standard_normal(2)
+        row, noise = self.rows[key], 0.004 * self.rng.standard_normal(3)
         latency = Estimate.of_log(float(np.log(self.latency_s[row]) + noise[0] + self.drift * at_s), 0.004)
         power = Estimate.of_log(float(np.log(self.power_w[row]) + noise[1] + self.drift * at_s), 0.004)
         energy = Estimate.of_log(latency.log + power.log, 0.0057)
         found = PointMeasurement(key, latency, at_s, latency_p95_s=1.1 * latency.value, board=board, simulated=True)
-        return dataclasses.replace(found, power=power, energy=energy) if self.power else found
+        idle = Estimate.of_log(float(np.log(self.idle_w[row]) + noise[2] + self.drift * at_s), 0.004)
+        return dataclasses.replace(found, power=power, energy=energy, idle_power=idle) if self.power else found
 
     def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], PlannedStep]:
         visits: list[PointMeasurement] = []
@@ -194,12 +196,39 @@ def test_a_deadline_that_nothing_meets_names_the_best_possible() -> None:
 @pytest.mark.parametrize("objective", list(Objective))
 def test_every_objective_has_its_own_best(objective: Objective) -> None:
     """The pick of an exhaustive sweep is the truth's, to within the noise."""
-    world, goal = World(SHORT), Goal(objective)
+    world, goal = World(SHORT), Goal(objective, period_s=0.05 if objective is Objective.PERIOD else None)
     planner = Planner(SHORT, goal, PlannerSettings(exhaustive=True))
     visits, _ = world.sweep(planner)
     pick = pick_point(planner.analyse(visits), goal)
-    values = objective.of(world.latency_s, world.power_w, world.energy_j)
+    values = goal.weigh(world.latency_s, world.power_w, world.energy_j, world.idle_w)
     assert values[world.rows[pick.best.point.key]] <= 1.015 * values.min()
+
+
+def test_a_period_weighs_idle_power() -> None:
+    """A camera's slow frames are shared with idle time: the pick is the least mean power, planned for, and covered by
+    its interval. A period that nothing keeps says by how much; a deadline beyond it, or a visit without idle power, is
+    refused.
+    """
+    world, goal = World(), Goal(Objective.PERIOD, period_s=1 / 30)
+    planner = Planner(GRID, goal)
+    visits, decision = world.sweep(planner)
+    analysis = planner.analyse(visits)
+    assert decision.step is Step.STOP
+    assert len(analysis.measured) <= len(GRID) / 4
+    mean_w = (world.power_w * world.latency_s + world.idle_w * (1 / 30 - world.latency_s)) * 30
+    best = pick_point(analysis, goal).best
+    row = world.rows[best.point.key]
+    assert mean_w[row] <= 1.01 * mean_w[world.latency_s <= 1 / 30].min()
+    assert best.objective.low <= mean_w[row] <= best.objective.high
+    assert best.objective.log_sd < 0.01
+    assert best.point.key != pick_point(analysis, Goal(deadline_s=1 / 30)).best.point.key
+    short = pick_point(analysis, Goal(Objective.PERIOD, period_s=0.009))
+    assert short.best is None
+    assert "the period is 1." in short.reason
+    with pytest.raises(UsageError, match="is longer than the period of 33"):
+        dataclasses.replace(goal, deadline_s=0.04)
+    with pytest.raises(UsageError, match="--period needs the idle power"):
+        pick_point(planner.analyse([dataclasses.replace(visit, idle_power=None) for visit in visits]), goal)
 
 
 def test_limits_are_kept_by_the_whole_interval() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from farm.errors import UsageError
-from farm.points.values import Estimate, Goal, Objective
+from farm.points.values import Estimate, Goal, Objective, PointPrediction
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.fit.terms import Floats
 
@@ -57,16 +57,23 @@ class Pick:
     reason: str
 
 
-def pick_point(analysis: Analysis, goal: Goal) -> Pick:
-    """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs."""
+def pick_point(analysis: Analysis, goal: Goal, idle: Estimate | None = None) -> Pick:
+    """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs.
+
+    `idle` stands for the idle power at every point, as where clocks are released between inferences.
+    """
     points = list(analysis.measured.values())
     if not points:
         raise UsageError("nothing is measured yet, so nothing can be picked", hint="resume the sweep")
-    require_power(analysis.has_power, goal)
+    require_power(analysis.has_power, goal, analysis.has_idle)
     # One estimate decides everything, and is the one shown: otherwise a pick may seem to be faster than the fastest.
     combined = analysis.combine()
+    if idle is not None:
+        combined = {key: dataclasses.replace(figures, idle=idle) for key, figures in combined.items()}
     fastest = min(points, key=lambda point: combined[point.key].latency.value)
     fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
+    if goal.period_s is not None:
+        fits = [point for point in fits if combined[point.key].idle]
     if not fits:
         return Pick(None, (), 0.0, 0.0, _explain(combined, goal))
     choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
@@ -80,22 +87,42 @@ def pick_point(analysis: Analysis, goal: Goal) -> Pick:
     return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "")
 
 
-def require_power(has_power: bool, goal: Goal) -> None:
-    """Refuse a goal that a board without a power sensor cannot serve. Raises UsageError."""
+def require_power(has_power: bool, goal: Goal, has_idle: bool = True) -> None:
+    """Refuse a goal that a board without a power sensor, or visits without idle power, cannot serve: UsageError."""
     if goal.needs_power and not has_power:
         asked = f"--objective {goal.objective}" if goal.objective != "latency" else "--max-power"
+        asked = "--period" if goal.period_s is not None else asked
         raise UsageError(
             f"{asked} needs power, and this board has no sensor for its total", hint="use --objective latency"
         )
+    if goal.objective is Objective.PERIOD and not has_idle:
+        raise UsageError(
+            "--period needs the idle power at each point, which these visits do not have", hint="Begin a new sweep."
+        )
+
+
+def find_mean_power(figures: Combined | PointPrediction, idle: Estimate | None, period_s: float) -> Estimate | None:
+    """Return the mean power of a period: an inference, then `idle` power; None without power or idle power."""
+    latency, power, energy = figures.latency, figures.power, figures.energy
+    if power is None or energy is None or idle is None:
+        return None
+    mean_w = float(Objective.PERIOD.of(latency.value, power.value, energy.value, idle.value, period_s))
+    # Energy is latency times power: where an inference takes longer, less of the period is idle.
+    parts_j = (
+        (energy.value - idle.value * latency.value) * latency.log_sd,
+        energy.value * power.log_sd,
+        idle.value * (period_s - latency.value) * idle.log_sd,
+    )
+    return Estimate.of_log(float(np.log(mean_w)), float(np.linalg.norm(parts_j)) / period_s / mean_w)
 
 
 def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     """Whether the upper ends of its intervals keep deadline and power limit."""
-    if goal.deadline_s is not None:
+    if goal.latest_s is not None:
         latest = figures.latency.high
         if goal.deadline_on_p95:
             latest *= (point.latency_p95_s or point.latency.value) / point.latency.value
-        if latest > goal.deadline_s:
+        if latest > goal.latest_s:
             return False
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
@@ -105,6 +132,8 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
     objective: Estimate
     if goal.objective is Objective.LATENCY or power is None or energy is None:
         objective = latency
+    elif goal.period_s is not None:
+        objective = find_mean_power(combined, combined.idle, goal.period_s) or power  # `require_power` saw to both
     elif goal.objective is Objective.EDP:
         spread = float(np.hypot(energy.log_sd, latency.log_sd))
         objective = Estimate.of_log(energy.log + latency.log, spread)
@@ -117,11 +146,13 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
 def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
     """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
-    if goal.deadline_s is not None:
+    if goal.latest_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
-        limits.append(f"a {what}latency of at most {goal.deadline_s * 1e3:.4g} ms")
+        limits.append(f"a {what}latency of at most {goal.latest_s * 1e3:.4g} ms")
         key = min(combined, key=lambda key: combined[key].latency.value)
         nearest.append(f"the fastest takes {combined[key].latency.value * 1e3:.4g} ms ({key})")
+        if goal.period_s is not None and (over_s := combined[key].latency.high - goal.period_s) > 0:
+            nearest.append(f"the period is {over_s * 1e3:.3g} ms too short for its interval")
     if goal.max_power_w is not None:
         limits.append(f"at most {goal.max_power_w:.4g} W")
         watts = {key: point.power.value for key, point in combined.items() if point.power}

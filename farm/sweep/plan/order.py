@@ -21,6 +21,7 @@ from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.points.requests import ALL, find_clocks
 from farm.points.values import Goal, Grid, Objective
 from farm.search import gpus
+from farm.sweep.fit.pick import require_power
 from farm.sweep.plan.adaptive import ANCHOR_EVERY
 from farm.types.documents import BoardInfo
 
@@ -145,14 +146,10 @@ def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Go
     """
     if has_power or not goal.needs_power:
         return goal, [] if has_power else [_NO_SENSOR]
-    objective = objective_named and goal.objective is not Objective.LATENCY
-    if objective or goal.max_power_w is not None:
-        what = f"--objective {goal.objective}" if objective else "--max-power"
-        raise UsageError(
-            f"{what} needs power, and this board has no sensor for its total",
-            "Use --objective latency, or leave it out.",
-        )
-    return dataclasses.replace(goal, objective=Objective.LATENCY), [_NO_SENSOR]
+    if not objective_named:
+        goal = dataclasses.replace(goal, objective=Objective.LATENCY)
+    require_power(False, goal)
+    return goal, [_NO_SENSOR]
 
 
 def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ...]] | None:

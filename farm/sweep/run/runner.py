@@ -57,6 +57,7 @@ def run_sweep(
     with session:
         description = session.connect()
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
+        released = session.read_released_idle() if description.total_rails else None
         grid, more = session.plan_grid(description)
         more += session.prepare(description)
         sweep = store.sweeps.start(
@@ -74,6 +75,7 @@ def run_sweep(
                 "has_power": bool(description.total_rails),
                 "programs": {f"{p.variant} {p.batch}": p.about for p in session.programs.values()},
                 "environment": session.environment(description),
+                "released_idle_w": released,
             },
         )
         say(f"sweep {sweep}: {len(grid)} operating points of {session.first.name}")

@@ -30,6 +30,7 @@ from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
+from farm.sweep import stored
 from farm.sweep.plan import adaptive, order
 from farm.sweep.plan.conductor import Conductor, RoundConductor, Series
 from farm.sweep.plan.order import SweepOrder, SweepPlace, count_visits
@@ -42,6 +43,8 @@ from farm.version import __version__
 # One more board of the type per this many points: each has to measure the anchor, too.
 _POINTS_PER_BOARD = 4
 _LOOK_S = 0.2
+# The least time for idle power with released clocks: five values of the slowest known sensor (0.42 s).
+_IDLE_S = 2.1
 
 Say = Callable[[str], None]
 
@@ -89,6 +92,11 @@ class SweepSession:
     def connect(self) -> Description:
         """Return the first board's description."""
         return self._crew.call(self.first.open())
+
+    def read_released_idle(self) -> dict[str, float] | None:
+        """Return the idle power with clocks as the board governs them, before any is pinned; None without a total."""
+        found = self._crew.call(self.first.read_power(max(_IDLE_S, visits.IDLE_SHARE * self._wanted.window_s)))
+        return stored.estimate_to_dict(found)
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
         """Return the board's grid after a trial; where nothing can be pinned there is one point."""
