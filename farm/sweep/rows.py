@@ -84,8 +84,9 @@ def describe_period(pick: Mapping[str, Any]) -> str:
     told += f"{units.WATT.text(period['mean_power_w']['value'])}: {joule.text(period['input_j'])} per input, "
     told += f"{units.format_number(period['hours_50_wh'])} hours on 50 Wh."
     if missed:
-        told += f" {missed['runs']} of {missed['of']} timed runs took longer than the period: "
-        told += f"at most {units.format_share(missed['most'])} will (95 % confidence)."
+        told += f" {missed['runs']} of {missed['of']} timed runs took longer (p99 "
+        told += f"{units.format_latency(period['latency_p99_s'])}; at most {100 * missed['most']:.2g} % do, with 95 % "
+        told += "confidence)."
     if released:
         where = "this point" if released["key"] == pick["key"] else released["key"]
         told += f" With clocks released in between (idle {units.WATT.text(released['idle_w'])}), the best is {where}, "
