@@ -110,10 +110,11 @@ class DrivenBoard:
         before = ended.result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
 
-    async def read_power(self, seconds: float) -> Estimate | None:
-        """Return the total power as the board is; None where it is not known. Raises what `run` raises."""
+    async def read_power(self, seconds: float) -> tuple[Estimate | None, str]:
+        """Return the total power as the board is, and what is wrong with it. Raises what `run` raises."""
         ended = await self._ask(lambda session: session.ask(lambda board: board.power(PowerSpec(seconds))))
-        return visits.read_total(ended.result.window)
+        window = ended.result.window
+        return visits.read_total(window), window.note if window else ""
 
     async def pin(self, point: OperatingPoint) -> PinReport:
         """Pin the clocks to a point; an empty one releases them.

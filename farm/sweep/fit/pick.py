@@ -87,13 +87,14 @@ def pick_point(analysis: Analysis, goal: Goal, idle: Estimate | None = None) -> 
     return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "")
 
 
-def require_power(has_power: bool, goal: Goal, has_idle: bool = True) -> None:
+def require_power(has_power: bool, goal: Goal, has_idle: bool = True, why: str = "") -> None:
     """Refuse a goal that a board without a power sensor, or visits without idle power, cannot serve: UsageError."""
     if goal.needs_power and not has_power:
         asked = f"--objective {goal.objective}" if goal.objective != "latency" else "--max-power"
         asked = "--period" if goal.period_s is not None else asked
         raise UsageError(
-            f"{asked} needs power, and this board has no sensor for its total", hint="use --objective latency"
+            f"{asked} needs power, and this board has no sensor for its total{f' ({why})' if why else ''}",
+            hint="use --objective latency",
         )
     if goal.objective is Objective.PERIOD and not has_idle:
         raise UsageError(

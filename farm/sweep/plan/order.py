@@ -139,17 +139,18 @@ def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> l
     ]
 
 
-def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Goal, list[str]]:
-    """Return the goal for this board: without a power sensor and an explicit objective, the least latency.
+def require_goal(goal: Goal, has_power: bool, objective_named: bool, why: str = "") -> tuple[Goal, list[str]]:
+    """Return the goal for this board: without total power (`why`) and an explicit objective, the least latency.
 
     Raises UsageError where power was asked for and there is no sensor.
     """
+    note = _NO_SENSOR + (f" ({why})" if why else "")
     if has_power or not goal.needs_power:
-        return goal, [] if has_power else [_NO_SENSOR]
+        return goal, [] if has_power else [note]
     if not objective_named:
         goal = dataclasses.replace(goal, objective=Objective.LATENCY)
-    require_power(False, goal)
-    return goal, [_NO_SENSOR]
+    require_power(False, goal, why=why)
+    return goal, [note]
 
 
 def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ...]] | None:

@@ -55,11 +55,11 @@ def run_sweep(
     session = SweepSession(wanted, where, board_type, source, settings, store, say, made)
     session.compile(found.target, found.simulated)
     with session:
-        description = session.connect()
-        goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
-        released = session.read_released_idle() if description.total_rails else None
+        description = session.connect(goal.needs_power)
+        released, why = session.read_released_idle(description)
+        goal, notes = order.require_goal(goal, released is not None, objective_named, why)
         grid, more = session.plan_grid(description)
-        more += session.prepare(description)
+        more += session.prepare(description, released is not None)
         sweep = store.sweeps.start(
             command="sweep run",
             model=source.name,
@@ -72,10 +72,10 @@ def run_sweep(
             settings={
                 "process": process_identity(),
                 "notes": [*notes, *more],
-                "has_power": bool(description.total_rails),
+                "has_power": released is not None,
                 "programs": {f"{p.variant} {p.batch}": p.about for p in session.programs.values()},
                 "environment": session.environment(description),
-                "released_idle_w": released,
+                "released_idle_w": stored.estimate_to_dict(released),
             },
         )
         say(f"sweep {sweep}: {len(grid)} operating points of {session.first.name}")
@@ -122,7 +122,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
             raise UsageError(f"sweep {sweep} was made on {'simulated' if row.simulated else 'real'} boards")
         grid = stored.grid_from_dict(row.grid)
         session.require_grid(grid, description)
-        session.prepare(description)
+        session.prepare(description, bool(row.settings["has_power"]))
         store.sweeps.resume(sweep, process_identity())
         before = stored.read_visits(store.sweeps.fetch_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
