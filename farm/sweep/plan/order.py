@@ -139,6 +139,13 @@ def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> l
     ]
 
 
+def explain_lost_rails(about: Mapping[str, Any]) -> str:
+    """Name the rails of a board's description that give no values, with the reasons; "" for none."""
+    # The words are of `device_agent/power/calibrate.py`.
+    lost = (each for each in about.get("sensors", ()) if each["note"].startswith("no energy"))
+    return "; ".join(f"{each['rail']}: {each['note']}" for each in lost)
+
+
 def require_goal(goal: Goal, has_power: bool, objective_named: bool, why: str = "") -> tuple[Goal, list[str]]:
     """Return the goal for this board: without total power (`why`) and an explicit objective, the least latency.
 
@@ -230,7 +237,10 @@ def preview(
         )
     grid, notes = plan_order(order, clocks, Coupling.of(kind))
     if about:
-        _, more = require_goal(goal, bool(about.get("total_rails")), named)
+        why = explain_lost_rails(about)
+        # Rails that are only missing may have come since: the board itself is asked.
+        has_power = bool(about.get("total_rails")) or bool(kind.power.total and not why)
+        _, more = require_goal(goal, has_power, named, why)
         notes += more
     visits = count_visits(order, grid)
     return SweepPreview(kind, boards, simulated, target, grid, tuple(notes), count_points(order, grid), visits)
