@@ -26,7 +26,7 @@ from farm.models import source as model_source
 from farm.points import values
 from farm.processes import machine
 from farm.settings import Settings
-from farm.units import DURATION_EXAMPLES, parse_duration_s
+from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_period_s
 from farm.values import Ssh
 
 if TYPE_CHECKING:
@@ -86,10 +86,12 @@ Period = Annotated[
 ]
 
 
-def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
+def read_duration_s(
+    option: str, text: str, examples: str = DURATION_EXAMPLES, parse: Callable[[str], float] = parse_duration_s
+) -> float:
     """Return seconds above 0. Raises UsageError that names the option and gives `examples`."""
     try:
-        return parse_duration_s(text)
+        return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {error}", f"Examples: {examples}.") from error
 
@@ -217,7 +219,7 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
 
 def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str, period: str = "") -> values.Goal:
     """Return `goal` with the given limits; `none` removes one. Raises UsageError."""
-    period_s = _read(period, goal.period_s, lambda: read_period_s("--period", period))
+    period_s = _read(period, goal.period_s, lambda: read_duration_s("--period", period, "33ms, 30fps", parse_period_s))
     chosen, period_s = goal.settle_objective(objective, period_s, bool(period))
     return values.Goal(
         chosen,
@@ -226,13 +228,6 @@ def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str, 
         goal.deadline_on_p95,
         period_s,
     )
-
-
-def read_period_s(option: str, text: str) -> float:
-    """Return the seconds of `33ms` or `30fps`. Raises UsageError that names the option."""
-    if found := re.fullmatch(r"(\d*\.?\d+)\s*(fps|hz)", text.strip().lower()):
-        text = f"{1 / float(found[1]):.17f}s" if float(found[1]) else "0s"
-    return read_duration_s(option, text, "33ms, 30fps")
 
 
 def _read(text: str, before: float | None, parse: Callable[[], float]) -> float | None:

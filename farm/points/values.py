@@ -188,10 +188,13 @@ class Objective(StrEnum):
     PERIOD = "period"  # mean W of a period: one inference, then idle
 
     def of(self, latency_s: Any, power_w: Any, energy_j: Any, idle_w: Any = None, period_s: Any = None) -> Any:
-        """Return the objective's value; numbers, or arrays of them. What it does not need may be anything."""
+        """Return the objective's value; numbers, or arrays of them. What it does not need may be anything.
+
+        At one operating point energy above idle decides a period: without `idle_w` that is the `energy_j`.
+        """
         match self:
             case Objective.PERIOD:
-                return (energy_j + idle_w * (period_s - latency_s)) / period_s
+                return energy_j if idle_w is None else (energy_j + idle_w * (period_s - latency_s)) / period_s
             case Objective.ENERGY:
                 return energy_j
             case Objective.POWER:

@@ -40,7 +40,9 @@ def lead(contest: Contest) -> str:
     return contest.judgement.leader
 
 
-@pytest.mark.parametrize(("objective", "winner"), [("latency", "fast"), ("energy", "frugal"), ("edp", "frugal")])
+@pytest.mark.parametrize(
+    ("objective", "winner"), [("latency", "fast"), ("energy", "frugal"), ("edp", "frugal"), ("period", "frugal")]
+)
 def test_the_objective_decides(objective: str, winner: str) -> None:
     """The least latency, energy, or energy times latency leads; the evidence names the objective."""
     rule = dataclasses.replace(ENERGY, objective=Objective(objective))
@@ -93,6 +95,17 @@ def test_windows_grow_until_the_interval_is_narrow() -> None:
     assert objectives.plan_window([window(0.01, 30)]).min_updates == 30
     assert objectives.plan_window([window(0.01, 3)]).min_updates == first
     assert objectives.plan_window([window(0.5, 30)]).min_updates == 2000
+
+
+def test_a_period_is_decided_by_energy_above_idle() -> None:
+    """At one operating point a longer inference leaves less idle time: idle power is measured and taken off."""
+    assert objectives.plan_window([], Objective.PERIOD).idle_s > 2
+    assert objectives.plan_window([]).idle_s == 0
+    found = dataclasses.replace(window(0.01, 30), above_idle_j=4e-4)
+    assert objectives.read_energy_j(found, Objective.PERIOD) == 4e-4
+    assert objectives.read_energy_j(found, Objective.ENERGY) == 1e-3
+    for none in (None, window(0.01, 30), dataclasses.replace(found, above_idle_j=-1e-5)):
+        assert objectives.read_energy_j(none, Objective.PERIOD) is None
 
 
 def test_a_wide_interval_is_told() -> None:

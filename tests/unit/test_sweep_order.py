@@ -94,7 +94,9 @@ def test_a_sensor_whose_driver_loads_late_is_waited_for(monkeypatch: pytest.Monk
 
     def connect(opened: Iterator[tuple[str, ...]], total: tuple[str, ...] = ("VDD_IN",)) -> tuple[str, ...]:
         first = SimpleNamespace(
-            name="b", open=lambda: SimpleNamespace(total_rails=next(opened)), close=lambda: closed.append(None)
+            name="b",
+            open=lambda: SimpleNamespace(total_rails=next(opened), to_dict=dict),
+            close=lambda: closed.append(None),
         )
         kind = SimpleNamespace(power=SimpleNamespace(total=total))
         crew = SimpleNamespace(call=lambda made: made)

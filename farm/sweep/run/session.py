@@ -46,8 +46,6 @@ _LOOK_S = 0.2
 _IDLE_S = 2.1
 # How long to wait for a sensor whose driver loads late, and between two looks.
 _SENSOR_WAIT_S, _SENSOR_PAUSE_S = 10.0, 2.0
-# In an agent's note on a sensor whose every read fails (`device_agent/power/calibrate.py`).
-_NO_ENERGY = "no energy"
 
 Say = Callable[[str], None]
 
@@ -97,6 +95,8 @@ class SweepSession:
         description = self._crew.call(self.first.open())
         until_s = time.monotonic() + _SENSOR_WAIT_S
         while needs_power and self._type.power.total and not description.total_rails and time.monotonic() < until_s:
+            if order.explain_lost_rails(description.to_dict()):
+                break
             self._say(f"waiting up to {_SENSOR_WAIT_S:g} s for the power sensor of {self.first.name}")
             time.sleep(_SENSOR_PAUSE_S)
             self.first.close()  # an agent looks for sensors before each session
@@ -106,9 +106,7 @@ class SweepSession:
     def read_released_idle(self, description: Description) -> tuple[Estimate | None, str]:
         """Return the idle power with clocks as the board governs them, before any is pinned; or None, and why."""
         if not description.total_rails:
-            return None, "; ".join(
-                f"{each.rail}: {each.note}" for each in description.sensors if _NO_ENERGY in each.note
-            )
+            return None, order.explain_lost_rails(description.to_dict())
         return self._crew.call(self.first.read_power(max(_IDLE_S, visits.IDLE_SHARE * self._wanted.window_s)))
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
