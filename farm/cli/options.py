@@ -75,7 +75,14 @@ TrustModel = Annotated[
 NONE = "none"
 Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
 MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
-Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
+Aim = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        metavar="energy|latency|power|edp|wall-…",
+        help="Quantity to minimise; wall-energy, wall-power, …: by an external meter.",
+    ),
+]
 Period = Annotated[
     str,
     typer.Option(
@@ -219,14 +226,12 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
 
 def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str, period: str = "") -> values.Goal:
     """Return `goal` with the given limits; `none` removes one. Raises UsageError."""
-    period_s = _read(period, goal.period_s, lambda: read_duration_s("--period", period, "33ms, 30fps", parse_period_s))
-    chosen, period_s = goal.settle_objective(objective, period_s, bool(period))
-    return values.Goal(
-        chosen,
+    return goal.settle(
+        objective,
         _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
         _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
-        goal.deadline_on_p95,
-        period_s,
+        _read(period, goal.period_s, lambda: read_duration_s("--period", period, "33ms, 30fps", parse_period_s)),
+        bool(period),
     )
 
 

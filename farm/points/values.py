@@ -14,6 +14,8 @@ from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
 from farm import units
 from farm.errors import UsageError
 
+# Before an objective's name: its watts are those of an external meter.
+WALL = "wall-"
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
 Z95 = 1.959964
 
@@ -209,8 +211,8 @@ class Goal:
     """The user's goal: the least `objective`, within a deadline and a limit of power where given.
 
     The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile. With the objective
-    `period`, and only then, an inference begins every `period_s`, and has to end before the next. Raises UsageError for
-    limits that contradict each other.
+    `period`, and only then, an inference begins every `period_s`, and has to end before the next. With `wall`, watts
+    are those of an external meter. Raises UsageError for limits that contradict each other.
     """
 
     objective: Objective = Objective.ENERGY
@@ -218,6 +220,7 @@ class Goal:
     max_power_w: float | None = None
     deadline_on_p95: bool = False
     period_s: float | None = None
+    wall: bool = False
 
     def __post_init__(self) -> None:
         if (self.period_s is None) == (self.objective is Objective.PERIOD):
@@ -229,18 +232,29 @@ class Goal:
                 "Drop the deadline (--deadline none): an inference has to end within its period anyway.",
             )
 
-    def settle_objective(self, named: str, period_s: float | None, asked: bool) -> tuple[Objective, float | None]:
-        """Return the objective and period after this goal, where one may be `named` and a period `asked` for.
+    @property
+    def aim(self) -> str:
+        """The objective as it is named: `energy`, `wall-energy`."""
+        return WALL * self.wall + self.objective
+
+    def settle(
+        self, named: str, deadline_s: float | None, max_power_w: float | None, period_s: float | None, asked: bool
+    ) -> Goal:
+        """Return the goal after this one, with these limits; an objective may be `named` and a period `asked` for.
 
         A period means the objective period; another objective drops a period from before. Raises UsageError.
         """
-        if named and named not in list(Objective):
-            raise UsageError(f"--objective {named[:40]!r} is unknown", f"Known: {', '.join(Objective)}.")
-        if named:
-            return Objective(named), period_s if asked or named == Objective.PERIOD else None
-        if period_s is not None:
-            return Objective.PERIOD, period_s
-        return Objective.ENERGY if self.objective is Objective.PERIOD else self.objective, None
+        word = named.removeprefix(WALL)
+        if named and word not in list(Objective):
+            known = ", ".join(Objective)
+            raise UsageError(f"--objective {named[:40]!r} is unknown", f"Known: {known}; at a meter {WALL}energy, ….")
+        objective = Objective(word) if named else Objective.PERIOD if period_s is not None else self.objective
+        if objective is not Objective.PERIOD and not asked:
+            period_s = None
+        if objective is Objective.PERIOD and not named and period_s is None:
+            objective = Objective.ENERGY
+        wall = named.startswith(WALL) if named else self.wall
+        return Goal(objective, deadline_s, max_power_w, self.deadline_on_p95, period_s, wall)
 
     @property
     def latest_s(self) -> float | None:

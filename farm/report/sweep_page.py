@@ -34,7 +34,7 @@ _MAX_PREDICTIONS = 40
 _MOST_RAILS = 6
 # From a point's own visits; estimates combine them with the fit.
 _ALONE = ("latency_s", "power_w", "energy_j")
-_ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j", "idle_power_w")
+_ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j", "idle_power_w", "wall_power_w")
 
 
 def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:

@@ -68,7 +68,7 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
         limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
     if goal["max_power_w"]:
         limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
-    objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
+    objective = f"{_OBJECTIVES[goal['objective']]}{' at the wall' if goal['wall'] else ''}"
     if period_s := goal["period_s"]:
         objective += f" of {units.format_latency(period_s)} ({units.format_number(1 / period_s)} a second)"
     return objective + (f", with {' and '.join(limits)}" if limits else "")

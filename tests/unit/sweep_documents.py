@@ -59,6 +59,7 @@ def row(
         "throttled": False,
         "invalid": "",
         "idle_power_w": usual and estimate(1.7, share),
+        "wall_power_w": None,
         "period": None,
         "inferences_per_joule": usual and 1 / (power * latency),
         "on_front": False,
@@ -113,7 +114,7 @@ def document(serieses: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "board": {"type": "jetson-nano", "names": ["n-1"], "simulated": True},
         "started_at": 1_700_000_000.0,
         "seconds": 212.0,
-        "goal": {"objective": "energy", "deadline_s": None, "max_power_w": None, "period_s": None},
+        "goal": {"objective": "energy", "deadline_s": None, "max_power_w": None, "period_s": None, "wall": False},
         "grid": {
             "points": len(serieses[0]["rows"]),
             "measured": sum(r["measured"] for r in rows) // len(serieses),
@@ -184,7 +185,7 @@ def local() -> dict[str, Any]:
         series([row("default", [], work, sensor=False)], variant)
         for variant, work in (("untuned", 9e6), ("tuned", 4e6))
     ]
-    goal = {"objective": "latency", "deadline_s": None, "max_power_w": None, "period_s": None}
+    goal = {"objective": "latency", "deadline_s": None, "max_power_w": None, "period_s": None, "wall": False}
     notes = ["this machine has no clocks to pin", "no power sensor: latency only"]
     return document(made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False})
 

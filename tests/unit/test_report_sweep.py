@@ -195,7 +195,7 @@ def test_no_pick_gives_the_reason() -> None:
     document["series"][0] |= {"pick": None, "no_pick": "no point keeps 10 ms; the fastest takes 29.1 ms"}
     document |= {
         "state": "voided",
-        "goal": {"objective": "energy", "deadline_s": 0.01, "max_power_w": 7.5, "period_s": None},
+        "goal": {"objective": "energy", "deadline_s": 0.01, "max_power_w": 7.5, "period_s": None, "wall": False},
     }
     page = make_page(document)
     assert "No operating point can be recommended." in page.text

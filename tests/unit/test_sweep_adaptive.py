@@ -231,6 +231,32 @@ def test_a_period_weighs_idle_power() -> None:
         pick_point(planner.analyse([dataclasses.replace(visit, idle_power=None) for visit in visits]), goal)
 
 
+def test_watts_at_the_wall_are_a_line_of_the_rails() -> None:
+    """A meter beside the rails gives slope and offset with intervals; the pick at the wall pays for the supply's own
+    watts with shorter inferences. Without a meter it is refused.
+    """
+    world, goal = World(), Goal(wall=True)
+    visits = [
+        dataclasses.replace(visit, rail_power_w={pick.METER: 1.02 * visit.power.value + 3.1 + 0.01 * (at % 3 - 1)})
+        for at, visit in enumerate(world.sweep(Planner(GRID))[0])
+        if visit.power
+    ]
+    analysis = Planner(GRID, goal).analyse(visits)
+    [wall] = pick.find_walls(analysis).values()
+    found = wall.to_dict()
+    assert abs(found["slope"] - 1.02) < found["slope_half"] < 0.02
+    assert abs(found["offset_w"] - 3.1) < found["offset_half_w"] < 0.1
+    at_wall, rails = (pick_point(analysis, each).best for each in (goal, Goal()))
+    wall_j = world.latency_s * (1.02 * world.power_w + 3.1)
+    measured = [world.rows[key] for key in analysis.measured]
+    assert wall_j[world.rows[at_wall.point.key]] <= 1.01 * wall_j[measured].min()
+    assert at_wall.point.latency.value < rails.point.latency.value
+    assert at_wall.objective.contains(wall_j[world.rows[at_wall.point.key]])
+    assert Planner(GRID, goal).decide_next(visits).step in (Step.MEASURE, Step.STOP)
+    with pytest.raises(UsageError, match="--objective wall-energy needs an external meter"):
+        pick_point(Planner(GRID).analyse(swept()[0]), goal)
+
+
 def test_limits_are_kept_by_the_whole_interval() -> None:
     """A point whose latency or power only just keeps a limit by its value is not picked."""
     world = World(SHORT)

@@ -145,6 +145,7 @@ def test_limits_as_they_are_typed() -> None:
     assert read_goal(camera, "", "", "", "40ms").period_s == 0.04
     assert read_goal(camera, "", "", "edp") == Goal(Objective.EDP, None, 5.0)
     assert read_goal(camera, "", "", "", "none").objective is Objective.ENERGY
+    assert read_goal(camera, "", "", "wall-period").aim == "wall-period"
     for words in (("", "", "edp", "30fps"), ("", "", "period"), ("40ms", "", "", "33ms"), ("none", "", "", "0fps")):
         with pytest.raises(UsageError, match="period"):
             read_goal(before, *words)

@@ -49,6 +49,12 @@ class _Values:
     def energy(self) -> Floats:
         return self.latency * self.power
 
+    @classmethod
+    def of(cls, wall: pick.Wall | None, latency: Floats, power: Floats | None, idle: Floats | None) -> _Values:
+        """Make them from logarithms; powers are at the meter where one is meant."""
+        watts = (np.ones_like(latency) if each is None else np.exp(each) for each in (power, idle))
+        return cls(np.exp(latency), *(each if wall is None else wall.slope * each + wall.offset for each in watts))
+
     def weigh(self, goal: Goal) -> Floats:
         """Return the objective's values."""
         return np.asarray(goal.weigh(self.latency, self.power, self.energy, self.idle))
@@ -68,24 +74,19 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     left = np.array([r for r, k in enumerate(keys) if k not in analysis.measured and k not in excluded], dtype=np.int64)
     # The fit knows more of a measured point than its own visit does: its neighbours.
     idle = analysis.idle if goal.period_s is not None else None
-    expected = _Values(*(_exp(each.mean if each else None, len(keys)) for each in (model.latency, model.power, idle)))
+    wall = next(iter(pick.find_walls(analysis).values()), None) if goal.wall else None
+    expected = _Values.of(wall, model.latency.mean, *(each.mean if each else None for each in (model.power, idle)))
     known = _Values(expected.latency[done], expected.power[done], expected.idle[done])
     if not left.size:
         return Worth((), 1.0, 0.0)
     p95 = _p95(analysis)
-    rows = _find_contenders(analysis, goal, known, left, p95)
-    shape = (_DRAWS, rows.size)
-    drawn = _Values(
-        *(_exp(each.draw(rows, _DRAWS, rng) if each else None, shape) for each in (model.latency, model.power, idle))
-    )
+    rows = _find_contenders(analysis, goal, known, left, p95, wall)
+    latency = model.latency.draw(rows, _DRAWS, rng)
+    drawn = _Values.of(wall, latency, *(each.draw(rows, _DRAWS, rng) if each else None for each in (model.power, idle)))
     front, share = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
     picks, gain = _weigh_pick(goal, drawn, known, p95)
     scores = front / wants[0] + picks / wants[1]
     return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain)
-
-
-def _exp(logs: Floats | None, shape: int | tuple[int, int]) -> Floats:
-    return np.ones(shape) if logs is None else np.exp(logs)
 
 
 def _p95(analysis: Analysis) -> float:
@@ -103,24 +104,25 @@ def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
     return meets
 
 
-def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float) -> Indices:
+def _find_contenders(
+    analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float, wall: pick.Wall | None
+) -> Indices:
     """Return the rows with the best optimistic values; half of them for the front, half for the pick."""
     model = analysis.model
     assert model is not None
     if left.size <= _CONTENDERS:
         return left
-    power_sd = model.power.sd[left] if model.power else 0.0
-    power_mean = model.power.mean[left] if model.power else 0.0
-    latency = np.exp(model.latency.mean[left] - _HOPE * model.latency.sd[left])
     idle = analysis.idle if goal.period_s is not None else None
-    idle_w = np.exp(idle.mean[left] - _HOPE * idle.sd[left]) if idle else np.ones_like(latency)
-    hoped = _Values(latency, np.exp(power_mean - _HOPE * power_sd) * np.ones_like(latency), idle_w)
+    lows = [each.mean[left] - _HOPE * each.sd[left] if each else None for each in (model.power, idle)]
+    hoped = _Values.of(wall, model.latency.mean[left] - _HOPE * model.latency.sd[left], *lows)
     reference = pick.reference_point(
         np.concatenate([known.latency, hoped.latency]), np.concatenate([known.energy, hoped.energy])
     )
     worth = pick.improvements(hoped.latency, hoped.energy, known.latency, known.energy, reference)
     objective = hoped.weigh(goal)
-    objective = np.where(_meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / latency.max())
+    objective = np.where(
+        _meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / hoped.latency.max()
+    )
     half = _CONTENDERS // 2
     chosen = set(np.argsort(-worth, kind="stable")[:half]) | set(np.argsort(objective, kind="stable")[:half])
     return np.asarray(left[sorted(int(row) for row in chosen)])

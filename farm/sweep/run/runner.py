@@ -19,6 +19,7 @@ from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
+from farm.sweep.fit.pick import METER
 from farm.sweep.plan import order
 from farm.sweep.plan.order import SweepOrder, SweepPlace, SweepPreview, preview
 from farm.sweep.run.programs import SweepProgram
@@ -56,6 +57,11 @@ def run_sweep(
     session.compile(found.target, found.simulated)
     with session:
         description = session.connect(goal.needs_power)
+        if goal.wall and (METER not in description.rails or METER in description.total_rails):
+            raise UsageError(
+                f"--objective {goal.aim} needs an external meter beside the rails of {description.name}",
+                "`meter:` in the fleet file names its program.",
+            )
         released, why = session.read_released_idle(description)
         goal, notes = order.require_goal(goal, released is not None, objective_named, why)
         grid, more = session.plan_grid(description)
