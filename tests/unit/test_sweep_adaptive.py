@@ -205,54 +205,40 @@ def test_every_objective_has_its_own_best(objective: Objective) -> None:
 
 
 def test_a_period_weighs_idle_power() -> None:
-    """A camera's slow frames are shared with idle time: the pick is the least mean power, planned for, and covered by
-    its interval. A period that nothing keeps says by how much; a deadline beyond it, or a visit without idle power, is
-    refused.
-    """
+    """The pick is the least mean power; a period too short says by how much; what cannot be is refused."""
     world, goal = World(), Goal(Objective.PERIOD, period_s=1 / 30)
-    planner = Planner(GRID, goal)
-    visits, decision = world.sweep(planner)
-    analysis = planner.analyse(visits)
-    assert decision.step is Step.STOP
-    assert len(analysis.measured) <= len(GRID) / 4
+    visits, decision = world.sweep(Planner(GRID, goal))
+    analysis = Planner(GRID, goal).analyse(visits)
+    assert (decision.step, len(analysis.measured) <= len(GRID) / 4) == (Step.STOP, True)
     mean_w = (world.power_w * world.latency_s + world.idle_w * (1 / 30 - world.latency_s)) * 30
     best = pick_point(analysis, goal).best
-    row = world.rows[best.point.key]
-    assert mean_w[row] <= 1.01 * mean_w[world.latency_s <= 1 / 30].min()
-    assert best.objective.low <= mean_w[row] <= best.objective.high
-    assert best.objective.log_sd < 0.01
+    assert mean_w[world.rows[best.point.key]] <= 1.01 * mean_w[world.latency_s <= 1 / 30].min()
+    assert best.objective.contains(mean_w[world.rows[best.point.key]])
     assert best.point.key != pick_point(analysis, Goal(deadline_s=1 / 30)).best.point.key
-    short = pick_point(analysis, Goal(Objective.PERIOD, period_s=0.009))
-    assert short.best is None
-    assert "the period is 1." in short.reason
+    assert "the period is 1." in pick_point(analysis, Goal(Objective.PERIOD, period_s=0.009)).reason
     with pytest.raises(UsageError, match="is longer than the period of 33"):
         dataclasses.replace(goal, deadline_s=0.04)
     with pytest.raises(UsageError, match="--period needs the idle power"):
-        pick_point(planner.analyse([dataclasses.replace(visit, idle_power=None) for visit in visits]), goal)
+        pick_point(Planner(GRID).analyse([dataclasses.replace(visit, idle_power=None) for visit in visits]), goal)
 
 
 def test_watts_at_the_wall_are_a_line_of_the_rails() -> None:
-    """A meter beside the rails gives slope and offset with intervals; the pick at the wall pays for the supply's own
-    watts with shorter inferences. Without a meter it is refused.
-    """
+    """With intervals that hold; the supply's own watts make the pick faster. Without a meter it is refused."""
     world, goal = World(), Goal(wall=True)
     visits = [
         dataclasses.replace(visit, rail_power_w={pick.METER: 1.02 * visit.power.value + 3.1 + 0.01 * (at % 3 - 1)})
-        for at, visit in enumerate(world.sweep(Planner(GRID))[0])
+        for at, visit in enumerate(swept()[0])
         if visit.power
     ]
     analysis = Planner(GRID, goal).analyse(visits)
-    [wall] = pick.find_walls(analysis).values()
-    found = wall.to_dict()
+    found = pick.find_walls(analysis)[""].to_dict()
     assert abs(found["slope"] - 1.02) < found["slope_half"] < 0.02
     assert abs(found["offset_w"] - 3.1) < found["offset_half_w"] < 0.1
     at_wall, rails = (pick_point(analysis, each).best for each in (goal, Goal()))
     wall_j = world.latency_s * (1.02 * world.power_w + 3.1)
-    measured = [world.rows[key] for key in analysis.measured]
-    assert wall_j[world.rows[at_wall.point.key]] <= 1.01 * wall_j[measured].min()
-    assert at_wall.point.latency.value < rails.point.latency.value
     assert at_wall.objective.contains(wall_j[world.rows[at_wall.point.key]])
-    assert Planner(GRID, goal).decide_next(visits).step in (Step.MEASURE, Step.STOP)
+    assert at_wall.point.latency.value < rails.point.latency.value
+    assert Planner(GRID, goal).decide_next(visits).reason
     with pytest.raises(UsageError, match="--objective wall-energy needs an external meter"):
         pick_point(Planner(GRID).analyse(swept()[0]), goal)
 
@@ -289,16 +275,6 @@ def test_two_boards_are_compared_by_the_anchor() -> None:
     assert analysis.drift["n-2"].offset == pytest.approx(0.05, abs=0.01)
     errors = [point.latency.value / world.latency_s[world.rows[key]] - 1 for key, point in analysis.measured.items()]
     assert max(map(abs, errors)) < 0.02
-
-
-def test_predictions_are_marked() -> None:
-    """A point that was not measured is of another type and says so."""
-    planner, visits = Planner(GRID), swept()[0][:15]
-    analysis = planner.analyse(visits)
-    row = next(row for row, point in enumerate(GRID.points) if point.key not in analysis.measured)
-    prediction = analysis.predict(row)
-    assert prediction.predicted
-    assert not visits[0].predicted
 
 
 def test_one_point_needs_one_visit() -> None:
