@@ -263,7 +263,7 @@ def show_sweep(
     view = get_view(request)
     with view.stores.lend() as store:
         own = stored.goal_from_dict(store.sweeps.require(sweep).goal)
-        goal = _read_goal(own, deadline, max_power, objective, period)
+        goal = read_goal(own, deadline, max_power, objective, period)
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
         rows = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
@@ -298,7 +298,7 @@ def show_sweep(
     )
 
 
-def _read_goal(own: Goal, deadline: str, max_power: str, objective: str, period: str) -> Goal:
+def read_goal(own: Goal, deadline: str, max_power: str, objective: str, period: str) -> Goal:
     """Return the sweep's own goal with the given limits: milliseconds and watts; 0 removes one. Raises UsageError.
 
     A form has all fields: the period counts for its objective, and a slider beyond it is no limit.

@@ -651,6 +651,7 @@ def test_a_period_is_asked_for_on_the_page(client: TestClient) -> None:
     for said in ("every 40.0 ms the mean power is", "--deadline none --max-power none --period 40ms", "Mean power"):
         assert said in page
     assert "--objective energy" in client.get("/sweeps/1?objective=energy&period=40").text
+    assert client.get("/api/v1/sweeps/1?period=40").json()["series"][-1]["pick"]["period"]["period_s"] == 0.04
 
 
 def test_a_simulated_sweep_stands_beside_no_real_one(tmp_path: pathlib.Path) -> None:

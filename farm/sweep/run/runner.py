@@ -128,7 +128,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
             raise UsageError(f"sweep {sweep} was made on {'simulated' if row.simulated else 'real'} boards")
         grid = stored.grid_from_dict(row.grid)
         session.require_grid(grid, description)
-        session.prepare(description, bool(row.settings["has_power"]))
+        session.prepare(description, bool(row.settings.get("has_power", description.total_rails)))
         store.sweeps.resume(sweep, process_identity())
         before = stored.read_visits(store.sweeps.fetch_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
