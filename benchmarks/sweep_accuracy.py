@@ -61,7 +61,6 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
 
     from farm.points.values import Goal
     from farm.sweep.fit import pick
-    from farm.sweep.fit.pick import pick_point
     from farm.sweep.plan.adaptive import Planner, PlannerSettings, Step
 
     board = swept.SweptBoard(swept.CASES[name], seed)
@@ -78,14 +77,15 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     analysis = planner.analyse(visits)
     rows = {point.key: row for row, point in enumerate(board.grid.points)}
     reference = pick.reference_point(board.latency_s, board.energy_j)
-    candidates = [pick.FrontCandidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
-    found = [rows[point.key] for point in pick.find_front(candidates) if point.on_front]
+    combined = analysis.combine()
+    costs = np.array([(p.latency.value, p.energy.value) for p in combined.values() if p.energy]).T
+    found = [rows[[*combined][row]] for row in pick.front_rows(*costs)]
     whole = pick.hypervolume(board.latency_s, board.energy_j, reference)
-    picked = pick_point(analysis, goal)
+    picked = pick.pick_point(analysis, goal)
     best_j = float(board.energy_j[board.latency_s <= deadline_s].min())
     chosen = rows[picked.best.point.key] if picked.best else None
     covered: dict[str, list[bool]] = {key: [] for key in _COVERED}
-    for key, point in analysis.combine().items():
+    for key, point in combined.items():
         covered["measured_latency"].append(point.latency.contains(float(board.latency_s[rows[key]])))
         covered["measured_energy"].append(bool(point.energy and point.energy.contains(board.energy_j[rows[key]])))
     for row, point in enumerate(board.grid.points):

@@ -34,7 +34,7 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 # Durations, which are numbers of seconds in Python and need a unit in a file.
-_SPANS = frozenset({"wall_clock", "min_repeat", "timeout", "deadline"})
+_SPANS = frozenset({"wall_clock", "min_repeat", "timeout", "deadline", "period"})
 
 
 def _name_units(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +66,7 @@ class Campaign:
         priority: int = 0,
         objective: str = "latency",
         deadline: str | float | None = None,
+        period: str | float | None = None,
         device: str = "cpu",
         weights: str = "float32",
         home: str | pathlib.Path | None = None,
@@ -82,7 +83,7 @@ class Campaign:
             "objective": objective,
             "device": device,
             "weights": weights,
-            **_name_units({} if deadline is None else {"deadline": deadline}),
+            **_name_units({k: v for k, v in (("deadline", deadline), ("period", period)) if v is not None}),
         }
         self._settle(name, check_campaign(document, f"campaign {name}"), home)
 

@@ -52,13 +52,14 @@ def optimize(
     device: str = "cpu",
     objective: str = "latency",
     deadline: str | float | None = None,
+    period: str | float | None = None,
     name: str | None = None,
     home: str | pathlib.Path | None = None,
     say: Say = print_note,
 ) -> Optimization:
     """Begin to tune a model, a file or a name of the zoo, for types of boards; `wait` waits for the end.
 
-    `shape` has a shape by input; it, `batch` and the options up to `deadline` are as in a campaign file. `name` is the
+    `shape` has a shape by input; it, `batch` and the options up to `period` are as in a campaign file. `name` is the
     campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with ETA every ten
     seconds; it prints on stderr. Raises UsageError.
     """
@@ -74,6 +75,7 @@ def optimize(
         budget=trials,
         objective=objective,
         deadline=deadline,
+        period=period,
         device=device,
         weights=weights,
         home=home,
@@ -121,7 +123,7 @@ class Optimization:
             kind,
             int(spec.budget.trials or 0),
             objective=spec.objective,
-            deadline_s=spec.deadline,
+            deadline_s=spec.latest_s,
             name=self._name,
         )
         with Store(self._settings.store_location) as store:

@@ -116,6 +116,14 @@ def parse_duration_s(text: str) -> float:
     return value
 
 
+def parse_period_s(text: str) -> float:
+    """Parse the time between two inputs in seconds: `33ms`, or `30fps`. Raises ValueError."""
+    found = re.fullmatch(r"(\d*\.?\d+)\s*(?:fps|hz)", text.strip().lower())
+    if found and float(found[1]):
+        return 1 / float(found[1])
+    return parse_duration_s(text)
+
+
 def format_share(share: float) -> str:
     """A probability in percent; a measured one is never shown as 100 or 0."""
     return "over 99 %" if share > 0.99 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"

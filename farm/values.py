@@ -309,7 +309,7 @@ class Record:
 
     @property
     def objective(self) -> str:
-        """What its finalists were chosen by: latency, energy or edp."""
+        """What its finalists were chosen by: latency, energy, edp or period."""
         return str((self.evidence or {}).get("objective", "latency"))
 
     @property

@@ -300,7 +300,7 @@ def fill_sweep(store: Store, *, simulated: bool = True, points: int = 15, seed: 
             made = PointMeasurement(
                 key, Estimate(**row["latency_s"]), at_s=float(visit), power=Estimate(**row["power_w"]),
                 energy=Estimate(**row["energy_j"]), rail_power_w=row["rail_power_w"], board="nano-01",
-                simulated=simulated,
+                simulated=simulated, idle_power=Estimate(**row["idle_power_w"]),
             )  # fmt: skip
             store.sweeps.add_point(
                 sweep, variant=variant, batch=1, key=key, visit=visit, board="nano-01",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from device_agent.power.sampler import Collector
-from device_agent.power.sensors import PowerSensors
+from device_agent.power.sensors import DEAD, PowerSensors
 from device_agent.power.trace import Array, RailTrace
 from device_agent.protocol import SensorInfo
 
@@ -71,6 +71,8 @@ def measure_sensors(
     # A counter's first read gives no value and no problem.
     bad = [rail for rail in traces.values() if rail.problem and not rail.reads]
     failed = {rail.rail: rail.problem.removeprefix(f"{rail.rail}: ") for rail in bad}
+    zero = (rail for rail in traces.values() if rail.reads and not (rail.values_w > 0).any())
+    failed |= {rail.rail: DEAD for rail in zero if sensors.is_always_on(rail.rail)}
     sensors.infos = tuple(
         dataclasses.replace(
             info,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.power.calibrate import estimate_period, group_by_chip, smallest_difference
-from device_agent.power.sensors import PowerSensors
+from device_agent.power.sensors import DEAD, PowerSensors
 from device_agent.power.trace import Array, RailTrace, Trace
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
 
@@ -188,6 +188,8 @@ def integrate(
         info = known.get(rail.rail) or SensorInfo(rail.rail, rail.driver)
         period_s = info.update_period_s or estimate_chip(rail.chip) or rail.longest_period_s
         power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip], steady)
+        if sensors.is_always_on(rail.rail) and rail.zero_s(end_s) >= min(end_s - start_s, MIN_UPDATES * period_s) > 0:
+            power, note = None, DEAD
         if power is not None:
             powers[rail.rail] = power
         if note:

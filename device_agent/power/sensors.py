@@ -26,6 +26,9 @@ _INTERVAL_S = 0.01
 _PAUSE_S = 1.0
 # Default unit (Intel SDM volume 3, section "RAPL interfaces").
 _COUNT_J = 61e-6
+# A rail of these parts alone may be off while the board runs (tegrastats of an idle AGX Xavier: GPU 0, CV 0).
+_GATED = frozenset({"VDD", "GPU", "CV"})
+DEAD = "0 W throughout, while the board runs"
 
 
 def find_rails(tree: Tree, clock: Callable[[], float] = time.monotonic) -> list[Rail]:
@@ -115,6 +118,10 @@ class PowerSensors:
         if lost := [name for name in self.total_rails if name in names]:
             self.total_rails, self.total_scope, self.note = (), "", f"no energy: {', '.join(lost)} cannot be read"
         self._rails = {name: rail for name, rail in self._rails.items() if name not in names}
+
+    def is_always_on(self, name: str) -> bool:
+        """Whether a rail of the total cannot be at 0 W for long."""
+        return name in self.total_rails and not _GATED.issuperset(name.split("_"))
 
     def rail(self, name: str) -> Rail:
         return self._rails[name]

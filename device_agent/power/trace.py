@@ -53,6 +53,13 @@ class RailTrace:
         """When values changed: the middle of the known range."""
         return (self.times_s[self.changed] + self.since_s[self.changed]) / 2
 
+    def zero_s(self, end_s: float) -> float:
+        """How long it has read nothing above 0 W until `end_s`."""
+        known = int((self.times_s <= end_s).sum())
+        above = np.flatnonzero(self.values_w[:known] > 0)
+        first = int(above[-1]) + 1 if above.size else 0
+        return end_s - float(self.times_s[first]) if first < known else 0.0
+
     def count_reads(self, start_s: float, end_s: float) -> int:
         """Good reads in a window; assumed evenly spread between entries."""
         if not self.counts.size:

@@ -61,6 +61,7 @@ class Timed:
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     # By round and variant, in J an inference, where it was measured.
     energies: dict[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    above_idle: dict[tuple[int, str], float] = dataclasses.field(default_factory=dict)
     compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
     details: dict[str, list[RunDetails]] = dataclasses.field(default_factory=dict)
     # By turn: CPU use of other processes in cores, and the load average afterwards.
@@ -176,6 +177,8 @@ class Turns:
         timed.rounds.setdefault(number, {})[name] = statistics.median(outcome.latency_s)
         if outcome.energy is not None and outcome.energy.per_call_j is not None:
             timed.energies[number, name] = outcome.energy.per_call_j
+            if (outcome.energy.above_idle_j or 0.0) > 0:
+                timed.above_idle[number, name] = float(outcome.energy.above_idle_j or 0.0)
         timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
         timed.outcomes[name] = outcome
         if outcome.other_load is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -22,7 +22,7 @@ from farm.inventory.fleet_document import Label, LabelName
 from farm.models import trained, zoo
 from farm.points.requests import parse_cores
 from farm.search.tuners import TUNERS
-from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j
+from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_energy_j, parse_period_s
 
 DEFAULT = "default"
 ALL_OPS = "all"
@@ -41,11 +41,11 @@ Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
 Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 
-def _seconds(value: Any) -> Any:
+def _seconds(value: Any, parse: Callable[[str], float] = parse_duration_s) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("a duration is needed here, such as 100ms, 90s or 6h")  # noqa: TRY004 - pydantic takes ValueError
     try:
-        return parse_duration_s(str(value))
+        return parse(str(value))
     except ValueError as error:
         why = f"{error}" if "no unit" in str(error) else "it must be a duration above 0"
         raise ValueError(f"{why}; examples: 100ms, {DURATION_EXAMPLES}") from None
@@ -96,6 +96,9 @@ def _name(value: str) -> str:
 
 # Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
+Period = Annotated[
+    float, pydantic.BeforeValidator(lambda value: _seconds(value, parse_period_s), json_schema_input_type=Text)
+]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 
 
@@ -273,7 +276,8 @@ class CampaignSpec(StrictModel):
 
     `device`: code for the boards' processors, or for their GPUs. `weights`: as they are, or in 16 bits where that is
     faster (bf16), wherever possible (bf16-all), with the arithmetic (fp16). `objective` decides between finalists: the
-    least latency, energy, or energy times latency (edp). `deadline`, with energy: the longest time of an inference.
+    least latency, energy, energy times latency (edp), or mean power of a period. `deadline`, with energy or a period:
+    the longest time of an inference. `period`, with its objective: the time between two, such as 33ms or 30fps.
     """
 
     name: CampaignName
@@ -284,8 +288,9 @@ class CampaignSpec(StrictModel):
     operating_points: Annotated[tuple[PointSpec, ...], _some(_OnePoint), pydantic.AfterValidator(_not_empty)] = (
         PointSpec(),
     )
-    objective: Literal["latency", "energy", "edp"] = "latency"
+    objective: Literal["latency", "energy", "edp", "period"] = "latency"
     deadline: Seconds | None = None
+    period: Period | None = None
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()
     measure: MeasureOptions = MeasureOptions()
@@ -293,9 +298,18 @@ class CampaignSpec(StrictModel):
 
     @pydantic.model_validator(mode="after")
     def _has_a_use_of_its_deadline(self) -> CampaignSpec:
-        if self.deadline is not None and self.objective != "energy":
-            raise ValueError("a deadline goes with `objective: energy` alone")
+        if self.deadline is not None and self.objective not in ("energy", "period"):
+            raise ValueError("a deadline goes with `objective: energy` alone, or with a period")
+        if (self.period is None) == (self.objective == "period"):
+            raise ValueError("`objective: period` and `period: 33ms` go together")
+        if self.period is not None and (self.deadline or 0.0) > self.period:
+            raise ValueError("the deadline is longer than the period: the next inference would have to wait")
         return self
+
+    @property
+    def latest_s(self) -> float | None:
+        """The longest time of an inference: the deadline, or the period."""
+        return self.period if self.deadline is None else self.deadline
 
 
 @dataclasses.dataclass(frozen=True)

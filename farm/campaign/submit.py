@@ -146,7 +146,7 @@ def make_order(plan: CampaignPlan, settings: Settings, owner: str) -> Order:
         labels=dict(spec.boards.labels),
         priority=spec.priority,
         objective=spec.objective,
-        deadline_s=spec.deadline,
+        deadline_s=spec.latest_s,
     )
 
 

@@ -26,7 +26,7 @@ from farm.models import source as model_source
 from farm.points import values
 from farm.processes import machine
 from farm.settings import Settings
-from farm.units import DURATION_EXAMPLES, parse_duration_s
+from farm.units import DURATION_EXAMPLES, parse_duration_s, parse_period_s
 from farm.values import Ssh
 
 if TYPE_CHECKING:
@@ -75,13 +75,30 @@ TrustModel = Annotated[
 NONE = "none"
 Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
 MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
-Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
+Aim = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        metavar="energy|latency|power|edp|wall-…",
+        help="Quantity to minimise; wall-energy, wall-power, …: by an external meter.",
+    ),
+]
+Period = Annotated[
+    str,
+    typer.Option(
+        "--period",
+        metavar="33ms|30fps|none",
+        help="Time between two inputs, as of a camera: minimises the mean power of inference and idle time.",
+    ),
+]
 
 
-def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
+def read_duration_s(
+    option: str, text: str, examples: str = DURATION_EXAMPLES, parse: Callable[[str], float] = parse_duration_s
+) -> float:
     """Return seconds above 0. Raises UsageError that names the option and gives `examples`."""
     try:
-        return parse_duration_s(text)
+        return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {error}", f"Examples: {examples}.") from error
 
@@ -207,15 +224,14 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
 
 
-def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str) -> values.Goal:
+def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str, period: str = "") -> values.Goal:
     """Return `goal` with the given limits; `none` removes one. Raises UsageError."""
-    if objective and objective not in list(values.Objective):
-        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(values.Objective)}.")
-    return values.Goal(
-        values.Objective(objective) if objective else goal.objective,
+    return goal.settle(
+        objective,
         _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
         _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
-        goal.deadline_on_p95,
+        _read(period, goal.period_s, lambda: read_duration_s("--period", period, "33ms, 30fps", parse_period_s)),
+        bool(period),
     )
 
 

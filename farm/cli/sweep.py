@@ -11,7 +11,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import artifact_folder, on_board
 from farm.cli import options, output, sweep_report, tables
-from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
+from farm.cli.options import Aim, Deadline, MaxPower, Period, read_duration_s, read_goal
 from farm.cli.sweep_report import Sweep
 from farm.errors import UsageError
 from farm.points import values
@@ -75,6 +75,7 @@ class Asked:
     deadline: Deadline = ""
     max_power: MaxPower = ""
     objective: Aim = ""
+    period: Period = ""
     device: options.Device = "cpu"
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False
     budget_points: Annotated[
@@ -93,7 +94,8 @@ class Asked:
 
     def read_goal(self) -> tuple[values.Goal, bool]:
         """Return the goal, and whether the user named an objective. Raises UsageError."""
-        return read_goal(values.Goal(), self.deadline, self.max_power, self.objective), bool(self.objective)
+        goal = read_goal(values.Goal(), self.deadline, self.max_power, self.objective, self.period)
+        return goal, bool(self.objective or self.period)
 
     def read_order(self, model: str) -> plan_order.SweepOrder:
         """Return the order. Raises UsageError."""
@@ -230,10 +232,13 @@ def pick(
     deadline: Deadline = "",
     max_power: MaxPower = "",
     objective: Aim = "",
+    period: Period = "",
     variant: Annotated[
-        str | None, typer.Option("--variant", metavar="NAME", help="Variant that is meant; default: all.")
+        str | None,
+        typer.Option(
+            "--variant", metavar="NAME|xN|NAMExN", help="Variant and batch size, as `tuned x4`; default: all."
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure first what is predicted to be better; needs the board.")
     ] = False,
@@ -247,17 +252,18 @@ def pick(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         machine.close_abandoned_sweeps(store)
-        goal = read_goal(stored.goal_from_dict(store.sweeps.require(sweep).goal), deadline, max_power, objective)
+        before = stored.goal_from_dict(store.sweeps.require(sweep).goal)
+        goal = read_goal(before, deadline, max_power, objective, period)
         if measure:
             runner.resume_sweep(sweep, settings, store, output.note, goal)
 
         document = export_document.make_document(store, sweep, goal)
-        chosen = export_document.find_series(document, variant, batch)
+        chosen = export_document.find_series(document, variant)
     picks = [
         {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")} for each in chosen
     ]
     if error := export_document.find_failure(document | {"series": chosen}, every=True):
-        error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
+        error.hint = "The pick stays as it was. --variant says which series are meant."
     else:
         with options.open_store(settings) as store:
             store.sweeps.keep_goal(sweep, stored.goal_to_dict(goal))

@@ -39,16 +39,20 @@ def export(
         ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option("--variant", metavar="NAME", help="Variant; default: tuned, if there is one.")
+        str | None,
+        typer.Option(
+            "--variant",
+            metavar="NAME|xN|NAMExN",
+            help="Variant and batch size, as `tuned x4`; default: tuned, if there is one.",
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.")] = None,
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
 ) -> None:
     """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
     document = _fetch(sweep)
-    series = _choose_series(document, variant, batch)
+    series = _choose_series(document, variant)
     chosen = exporting.choose_point(document, series, key)
     board_type = board_types.require_board_type(chosen.document["board"]["type"])
     text = exporting.WRITERS[form](chosen, board_type)
@@ -79,13 +83,15 @@ def _fetch(sweep: int) -> dict[str, Any]:
         return export_document.make_document(store, sweep)
 
 
-def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
+def _choose_series(document: Mapping[str, Any], variant: str | None) -> Mapping[str, Any]:
     """Return the chosen series: tuned before others; one batch size, or the named one. Raises UsageError."""
-    found = export_document.find_series(document, variant, batch)
+    found = export_document.find_series(document, variant)
     best = sweep_rows.order_series({"series": found})[0]
     batches = sorted({series["batch"] for series in found})
     if len(batches) > 1:
-        raise UsageError(f"the sweep has batch sizes {', '.join(map(str, batches))}", "Name one with --batch.")
+        raise UsageError(
+            f"the sweep has batch sizes {', '.join(map(str, batches))}", f"Name one: --variant x{batches[0]}."
+        )
     return best
 
 
@@ -169,10 +175,11 @@ def _print_variants(document: Mapping[str, Any]) -> None:
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:
     """Print the clocks to set, their cost, the confidence and the next command."""
     simulated = f" (simulated, {document['board']['watts']})" if document["board"]["simulated"] else ""
-    limits = {"--deadline": document["goal"]["deadline_s"], "--max-power": document["goal"]["max_power_w"]}
+    goal = document["goal"]
+    limits = {"--deadline": goal["deadline_s"], "--max-power": goal["max_power_w"], "--period": goal["period_s"]}
     drop = " ".join(f"{option} none" for option, limit in limits.items() if limit)
     offer = f"; `farm sweep pick {document['sweep']} {drop}` drops what limits it" if drop else ""
-    output.say(f"goal: {sweep_rows.describe_goal(document['goal'])}{offer}")
+    output.say(f"goal: {sweep_rows.describe_goal(goal)}{offer}")
     for series in chosen:
         picked = series["pick"]
         if picked is None:
@@ -241,7 +248,9 @@ def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     above = [row["energy_above_idle_j"] for row in rows]
     per_joule = [row["inferences_per_joule"] if row["measured"] else None for row in rows]
     inferences = "Inf./J" if series["batch"] == 1 else f"Inf./J x {series['batch']}"
+    means = [row["period"] and row["period"]["mean_power_w"]["value"] for row in rows]
     return [
+        *([_Column("Mean (W)", 0, [_watts(each) for each in means])] if any(means) else []),
         _Column("Power (W)", 0, [_watts(each and each["value"]) for each in power]),
         *(
             _Column(rail, 7, [_watts(row["rail_power_w"].get(rail)) for row in rows])

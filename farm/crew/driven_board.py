@@ -36,6 +36,7 @@ from farm.errors import (
     TransientError,
 )
 from farm.measure.arrays import Arrays
+from farm.points.values import Estimate
 
 # At first another client of the board is waited for as long as by `farm tune`.
 _CONNECT_TIMEOUT_S = 60.0
@@ -108,6 +109,12 @@ class DrivenBoard:
         ended = await self._ask(lambda session: session.ask(lambda board: board.power(_GLANCE)))
         before = ended.result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
+
+    async def read_power(self, seconds: float) -> tuple[Estimate | None, str]:
+        """Return the total power as the board is, and what is wrong with it. Raises what `run` raises."""
+        ended = await self._ask(lambda session: session.ask(lambda board: board.power(PowerSpec(seconds))))
+        window = ended.result.window
+        return visits.read_total(window), window.note if window else ""
 
     async def pin(self, point: OperatingPoint) -> PinReport:
         """Pin the clocks to a point; an empty one releases them.

@@ -17,6 +17,7 @@ from device_agent.protocol import (
     Engine,
     Limits,
     Outcome,
+    PowerWindow,
     RunSpec,
     StartConditions,
     Status,
@@ -169,7 +170,7 @@ def to_measurement(
         latency=Estimate(summary.median, summary.ci_low, summary.ci_high),
         at_s=at_s,
         latency_p95_s=float(np.quantile(outcome.latency_s, 0.95)),
-        power=_to_estimate(total.power_w, total.power_ci_w) if total else None,
+        power=read_total(busy),
         energy=_to_estimate(energy.per_call_j, energy.per_call_ci_j) if energy else None,
         energy_above_idle=_to_estimate(energy.above_idle_j, energy.above_idle_ci_j) if energy else None,
         rail_power_w={rail.rail: rail.power_w for rail in busy.rails} if busy else {},
@@ -179,7 +180,14 @@ def to_measurement(
         retry=bool(invalid),
         board=board,
         simulated=outcome.simulated,
+        idle_power=read_total(energy.idle if energy else None),
     )
+
+
+def read_total(window: PowerWindow | None) -> Estimate | None:
+    """Return the total power of a window; None without one."""
+    total = window.total if window else None
+    return _to_estimate(total.power_w, total.power_ci_w) if total else None
 
 
 def _to_estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | None:

@@ -11,7 +11,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
+from farm import units
+from farm.errors import UsageError
 
+# Before an objective's name: its watts are those of an external meter.
+WALL = "wall-"
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
 Z95 = 1.959964
 
@@ -136,8 +140,8 @@ class PointMeasurement:
     """One visit to a grid point. `at_s` is seconds since the sweep began; a simulated board counts those it measured.
 
     Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
-    the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit does not
-    count (throttled, clocks moved by another client), "" where it does; `retry` whether another visit may help.
+    the same without `idle_power` (W, the total at these clocks), `rail_power_w` W by rail. `invalid` says why the visit
+    does not count (throttled, clocks moved by another client), "" where it does; `retry` whether another may help.
     Repeated visits of one point are separate entries.
     """
 
@@ -155,6 +159,7 @@ class PointMeasurement:
     retry: bool = False
     board: str = ""
     simulated: bool = False
+    idle_power: Estimate | None = None
     predicted: ClassVar[bool] = False
 
     @property
@@ -171,6 +176,7 @@ class PointPrediction:
     latency: Estimate
     power: Estimate | None = None
     energy: Estimate | None = None
+    idle: Estimate | None = None
     predicted: ClassVar[bool] = True
 
 
@@ -181,10 +187,16 @@ class Objective(StrEnum):
     LATENCY = "latency"  # s per inference
     POWER = "power"  # W while it runs
     EDP = "edp"  # energy times latency, J s
+    PERIOD = "period"  # mean W of a period: one inference, then idle
 
-    def of(self, latency_s: Any, power_w: Any, energy_j: Any) -> Any:
-        """Return the objective's value; numbers, or arrays of them. What it does not need may be anything."""
+    def of(self, latency_s: Any, power_w: Any, energy_j: Any, idle_w: Any = None, period_s: Any = None) -> Any:
+        """Return the objective's value; numbers, or arrays of them. What it does not need may be anything.
+
+        At one operating point energy above idle decides a period: without `idle_w` that is the `energy_j`.
+        """
         match self:
+            case Objective.PERIOD:
+                return energy_j if idle_w is None else (energy_j + idle_w * (period_s - latency_s)) / period_s
             case Objective.ENERGY:
                 return energy_j
             case Objective.POWER:
@@ -198,13 +210,64 @@ class Objective(StrEnum):
 class Goal:
     """The user's goal: the least `objective`, within a deadline and a limit of power where given.
 
-    The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile.
+    The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile. With the objective
+    `period`, and only then, an inference begins every `period_s`, and has to end before the next. With `wall`, watts
+    are those of an external meter. Raises UsageError for limits that contradict each other.
     """
 
     objective: Objective = Objective.ENERGY
     deadline_s: float | None = None
     max_power_w: float | None = None
     deadline_on_p95: bool = False
+    period_s: float | None = None
+    wall: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.period_s is None) == (self.objective is Objective.PERIOD):
+            raise UsageError("the objective period and a period go together", "Say --period 33ms, or --period 30fps.")
+        if self.period_s is not None and (self.deadline_s or 0.0) > self.period_s:
+            late, every = (units.format_latency(each or 0.0) for each in (self.deadline_s, self.period_s))
+            raise UsageError(
+                f"a deadline of {late} is longer than the period of {every}: the next inference would have to wait",
+                "Drop the deadline (--deadline none): an inference has to end within its period anyway.",
+            )
+
+    @property
+    def aim(self) -> str:
+        """The objective as it is named: `energy`, `wall-energy`."""
+        return WALL * self.wall + self.objective
+
+    def settle(
+        self, named: str, deadline_s: float | None, max_power_w: float | None, period_s: float | None, asked: bool
+    ) -> Goal:
+        """Return the goal after this one, with these limits; an objective may be `named` and a period `asked` for.
+
+        A period means the objective period; another objective drops a period from before. Raises UsageError.
+        """
+        word = named.removeprefix(WALL)
+        if named and word not in list(Objective):
+            known = ", ".join(Objective)
+            raise UsageError(f"--objective {named[:40]!r} is unknown", f"Known: {known}; at a meter {WALL}energy, ….")
+        objective = Objective(word) if named else Objective.PERIOD if period_s is not None else self.objective
+        if objective is not Objective.PERIOD and not asked:
+            period_s = None
+        if objective is Objective.PERIOD and not named and period_s is None:
+            objective = Objective.ENERGY
+        wall = named.startswith(WALL) if named else self.wall
+        return Goal(objective, deadline_s, max_power_w, self.deadline_on_p95, period_s, wall)
+
+    @property
+    def latest_s(self) -> float | None:
+        """The longest latency: the deadline, or the period."""
+        return self.period_s if self.deadline_s is None else self.deadline_s
+
+    def of_batch(self, batch: int) -> Goal:
+        """Return the goal for this many inputs at once: that many periods pass between two such inferences."""
+        return self if self.period_s is None else dataclasses.replace(self, period_s=batch * self.period_s)
+
+    def weigh(self, latency_s: Any, power_w: Any, energy_j: Any, idle_w: Any) -> Any:
+        """Return the objective's value, as `Objective.of`."""
+        return self.objective.of(latency_s, power_w, energy_j, idle_w, self.period_s)
 
     @property
     def needs_power(self) -> bool:

@@ -22,7 +22,12 @@ from farm.values import DEFAULT_POINT, Record, Workload, operator_kind
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 # The decision in a record's evidence, in words.
 DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
-_COSTS = {"latency": ("takes", "as long"), "energy": ("uses", "the energy"), "edp": ("has", "the energy times latency")}
+_COSTS = {
+    "latency": ("takes", "as long"),
+    "energy": ("uses", "the energy"),
+    "edp": ("has", "the energy times latency"),
+    "period": ("uses", "the energy above idle"),
+}
 _OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 

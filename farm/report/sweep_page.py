@@ -34,7 +34,7 @@ _MAX_PREDICTIONS = 40
 _MOST_RAILS = 6
 # From a point's own visits; estimates combine them with the fit.
 _ALONE = ("latency_s", "power_w", "energy_j")
-_ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j")
+_ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j", "idle_power_w", "wall_power_w")
 
 
 def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
@@ -157,6 +157,8 @@ def _line(document: Document, series: Series, row: Row, clocks: list[str], rails
         alone = estimate or {}
         line |= {f"visits_{name}{end}": alone.get(end.removeprefix("_") or "value") for end in ("", "_low", "_high")}
     line["latency_p95_s"] = row["latency_p95_s"]
+    if document["goal"]["period_s"]:
+        line |= _list_period(row["period"] or {})
     line |= {f"rail_{rail}_w": row["rail_power_w"].get(rail) for rail in rails}
     per_joule = row["inferences_per_joule"]
     return line | {
@@ -169,6 +171,16 @@ def _line(document: Document, series: Series, row: Row, clocks: list[str], rails
         "is_pick": _truth(bool(series["pick"]) and series["pick"]["key"] == row["key"]),
         "visits": row["visits"],
     }
+
+
+def _list_period(period: Mapping[str, Any]) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    for name in ("mean_power_w", "released_mean_power_w"):
+        estimate = period.get(name) or {}
+        line |= {f"{name}{end}": estimate.get(end.removeprefix("_") or "value") for end in ("", "_low", "_high")}
+    missed = period.get("missed") or {}
+    line |= {name: period.get(name) for name in ("period_s", "input_j", "hours_50_wh", "latency_p99_s")}
+    return line | {"runs_missed": missed.get("runs"), "runs": missed.get("of"), "share_missed_most": missed.get("most")}
 
 
 def _truth(value: object) -> int:
@@ -304,7 +316,8 @@ def _answer(document: Document, series: Series) -> PageAnswer:
         lead, then = "Leave the clocks as they are.", ""
     sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
     several, goal = len(sweep_rows.measured(series)) > 1, document["goal"]
-    if several or goal["deadline_s"] or goal["max_power_w"]:
+    sentences.append(sweep_rows.describe_period(pick))
+    if several or goal["deadline_s"] or goal["max_power_w"] or goal["period_s"]:
         sentences.append(f"It was picked for {sweep_rows.describe_goal(goal)}.")
     sentences.append(_certainty(pick) if several else "")
     return PageAnswer(lead, " ".join(sentence for sentence in sentences if sentence), name)

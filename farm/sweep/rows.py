@@ -22,6 +22,7 @@ _OBJECTIVES = {
     "latency": "the least latency",
     "power": "the least power",
     "edp": "the least product of energy and latency",
+    "period": "the least mean power of a period",
 }
 
 
@@ -67,8 +68,30 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
         limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
     if goal["max_power_w"]:
         limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
-    objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
+    objective = f"{_OBJECTIVES[goal['objective']]}{' at the wall' if goal['wall'] else ''}"
+    if period_s := goal["period_s"]:
+        objective += f" of {units.format_latency(period_s)} ({units.format_number(1 / period_s)} a second)"
     return objective + (f", with {' and '.join(limits)}" if limits else "")
+
+
+def describe_period(pick: Mapping[str, Any]) -> str:
+    """Describe what a pick costs over its period, and with clocks released between inferences; "" without a period."""
+    period, released, missed = pick.get("period"), pick.get("released"), (pick.get("period") or {}).get("missed")
+    if not period:
+        return ""
+    joule = units.joule_scale([period["input_j"]])
+    told = f"With an inference every {units.format_latency(period['period_s'])} the mean power is "
+    told += f"{units.WATT.text(period['mean_power_w']['value'])}: {joule.text(period['input_j'])} per input, "
+    told += f"{units.format_number(period['hours_50_wh'])} hours on 50 Wh."
+    if missed:
+        told += f" {missed['runs']} of {missed['of']} timed runs took longer (p99 "
+        told += f"{units.format_latency(period['latency_p99_s'])}; at most {100 * missed['most']:.2g} % do, with 95 % "
+        told += "confidence)."
+    if released:
+        where = "this point" if released["key"] == pick["key"] else released["key"]
+        told += f" With clocks released in between (idle {units.WATT.text(released['idle_w'])}), the best is {where}, "
+        told += f"with {units.WATT.text(released['mean_power_w']['value'])}."
+    return told
 
 
 def counts(row: Row) -> bool:

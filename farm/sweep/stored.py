@@ -14,7 +14,7 @@ from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, M
 from farm.store.sweeps import StoredVisit
 from farm.types import documents
 
-_ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
+_ESTIMATES = ("latency", "power", "energy", "energy_above_idle", "idle_power")
 
 
 def summarise(sweep: documents.StoredSweep) -> documents.Sweep:
@@ -83,7 +83,7 @@ def measurement_to_dict(measurement: PointMeasurement) -> dict[str, Any]:
 
 def measurement_from_dict(document: Mapping[str, Any]) -> PointMeasurement:
     """The inverse of `measurement_to_dict`."""
-    estimates = {name: Estimate(**document[name]) for name in _ESTIMATES if document[name] is not None}
+    estimates = {name: Estimate(**document[name]) for name in _ESTIMATES if document.get(name) is not None}
     return PointMeasurement(**{**document, **estimates})
 
 

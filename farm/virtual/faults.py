@@ -21,6 +21,8 @@ KINDS = {
     "sensor_garbage": "[RAIL]",
     "sensor_stale": "[RAIL]",
     "sensor_error": "[RAIL]",
+    "sensor_unsupported": "[RAIL]",
+    "sensor_zero": "[RAIL]",
     "write_refused": "PATTERN",
     "file_vanish": "PATTERN",
     "clock_stuck": "DOMAIN",
@@ -97,6 +99,8 @@ class Faults:
                 raise refuse(errno.ENOENT, paths[0])
             if kind == "sensor_error" and self._is_sensor(argument, paths) and _is_value(paths):
                 raise refuse(errno.EIO, paths[0])
+            if kind == "sensor_unsupported" and self._is_sensor(argument, paths) and _is_value(paths):
+                raise refuse(errno.EOPNOTSUPP, paths[0])
 
     def check_write(self, paths: tuple[str, ...]) -> None:
         """Raise OSError (EBUSY) for a refused write."""
@@ -115,6 +119,8 @@ class Faults:
             self._answers += 1
             self._board.holds_until(0.0)
             return _GARBAGE[self._answers % len(_GARBAGE)]
+        if any(kind == "sensor_zero" and self._is_sensor(arg, paths) for kind, arg in faults) and _is_value(paths):
+            return "0"
         return text
 
     def begin_anew(self) -> None:

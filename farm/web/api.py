@@ -26,6 +26,7 @@ from farm.types import campaigns, documents
 from farm.web import orders
 from farm.web.access import Person
 from farm.web.view import RecordFilters, Text, View, WantedArtifacts
+from farm.web.work_pages import read_goal
 
 PREFIX = "/api/v1"
 MOST = 500
@@ -178,11 +179,14 @@ def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSON
 
 
 @router.get("/sweeps/{sweep}", responses=_answer(documents.SweepInFull))
-def show_sweep(request: Request, sweep: Number) -> JSONResponse:
-    """Show a sweep, its points and picks, as `farm sweep show --json` does."""
+def show_sweep(
+    request: Request, sweep: Number, deadline: Text = "", max_power: Text = "", objective: Text = "", period: Text = ""
+) -> JSONResponse:
+    """Show a sweep, its points and picks, as `farm sweep show --json` does; for other limits, in ms and W, if given."""
     view = _view(request)
     with view.stores.lend() as store:
-        return JSONResponse(view.sweeps.find(store, sweep))
+        own = stored.goal_from_dict(store.sweeps.require(sweep).goal)
+        return JSONResponse(view.sweeps.find(store, sweep, read_goal(own, deadline, max_power, objective, period)))
 
 
 @router.get("/records", responses=_answer(documents.RecordPage))

@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
 from farm.errors import UsageError
 from farm.inventory import board_types
-from farm.points.values import Goal, Objective
+from farm.points.values import WALL, Goal, Objective
 from farm.report import campaign_rows, sweep_page
 from farm.report.campaign_document import TaskId, draw_curves, fetch_winners
 from farm.report.sweep_page import pair_variants
@@ -40,6 +40,8 @@ _PAUSES = ("paused", "interrupted")
 _MOST_LANES, _BARS, _MOST_CURVES = 60, 160, 8
 # A gap of a board is shown from this share of a campaign's time on.
 _GAP_SHARE = 0.015
+# The period where only its objective is chosen: a camera's.
+_CAMERA_S = 1 / 30
 SweepNumber = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
@@ -254,13 +256,14 @@ def show_sweep(
     deadline: Text = "",
     max_power: Text = "",
     objective: Text = "",
+    period: Text = "",
     beside: Text = "",
 ) -> HTMLResponse:
     """Show a sweep, its pick for the given limits, and another sweep beside it."""
     view = get_view(request)
     with view.stores.lend() as store:
         own = stored.goal_from_dict(store.sweeps.require(sweep).goal)
-        goal = _read_goal(own, deadline, max_power, objective)
+        goal = read_goal(own, deadline, max_power, objective, period)
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, read_number("sweep", beside, "farm sweep list")) if beside else None
         rows = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
@@ -268,8 +271,10 @@ def show_sweep(
         alike = [row for row in rows if row.simulated == document["board"]["simulated"]]
         choices = store.session.read_each("the sweep", alike, stored.summarise)
     has_points = any(row["energy_j"] for series in document["series"] for row in sweep_rows.counted(series))
+    has_wall = any(row["wall_power_w"] for series in document["series"] for row in series["rows"])
     latest = f"{goal.deadline_s * 1e3:.6g}ms" if goal.deadline_s else "none"
     most = f"{goal.max_power_w:.6g}W" if goal.max_power_w else "none"
+    least = f"--period {goal.period_s * 1e3:.6g}ms" if goal.period_s else f"--objective {goal.aim}"
     return show(
         request,
         "sweep.html",
@@ -280,7 +285,7 @@ def show_sweep(
         answers=sweep_page.write_answers(document),
         goal=goal,
         said_goal=sweep_rows.describe_goal(document["goal"]),
-        objectives=[str(each) for each in Objective],
+        objectives=[mark + each for mark in ("", *[WALL] * has_wall) for each in Objective],
         scatter=charts.show(charts.plan_scatter(document, other)) if has_points else "",
         compared=sweep_page.compare_variants(document),
         pairs=pair_variants(document),
@@ -288,21 +293,23 @@ def show_sweep(
         ends=_find_ends(document),
         points=json.dumps(_to_points(document)),
         both=_compare(document, other),
-        command=f"farm sweep pick {sweep} --deadline {latest} --max-power {most} --objective {goal.objective}",
+        command=f"farm sweep pick {sweep} --deadline {latest} --max-power {most} {least}",
         export=f"farm sweep export {sweep} --as sh",
     )
 
 
-def _read_goal(own: Goal, deadline: str, max_power: str, objective: str) -> Goal:
-    """Return the sweep's own goal with the given limits: milliseconds and watts; 0 removes one. Raises UsageError."""
-    if objective and objective not in list(Objective):
-        raise UsageError(f"objective {objective[:40]!r} is unknown", f"Known: {', '.join(Objective)}.")
-    return Goal(
-        Objective(objective) if objective else own.objective,
-        _read_limit("deadline", deadline, own.deadline_s, 1e-3),
-        _read_limit("max_power", max_power, own.max_power_w, 1.0),
-        own.deadline_on_p95,
-    )
+def read_goal(own: Goal, deadline: str, max_power: str, objective: str, period: str) -> Goal:
+    """Return the sweep's own goal with the given limits: milliseconds and watts; 0 removes one. Raises UsageError.
+
+    A form has all fields: the period counts for its objective, and a slider beyond it is no limit.
+    """
+    period_s = _read_limit("period", period, own.period_s, 1e-3)
+    if objective.endswith(Objective.PERIOD):
+        period_s = period_s or _CAMERA_S
+    goal = own.settle(objective, None, _read_limit("max_power", max_power, own.max_power_w, 1.0), period_s, asked=False)
+    deadline_s = _read_limit("deadline", deadline, own.deadline_s, 1e-3)
+    late = deadline_s and goal.period_s and deadline_s > goal.period_s
+    return goal if late else dataclasses.replace(goal, deadline_s=deadline_s)
 
 
 def _read_limit(what: str, text: str, own: float | None, factor: float) -> float | None:
@@ -313,7 +320,9 @@ def _read_limit(what: str, text: str, own: float | None, factor: float) -> float
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:
-        raise UsageError(f"{what} {text[:40]!r} is no number", "deadline is in ms, max_power in W; 0: no limit.")
+        raise UsageError(
+            f"{what} {text[:40]!r} is no number", "deadline and period are in ms, max_power in W; 0: no limit."
+        )
     return value * factor or None
 
 
@@ -330,23 +339,17 @@ def _find_ends(document: Mapping[str, Any]) -> dict[str, tuple[float, float] | N
 
 def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     """Return for each series what `fit.pick` chooses by, so that a slider moves the pick at once."""
-    objective = document["goal"]["objective"]
-
-    def weigh(row: Mapping[str, Any]) -> float | None:
-        latency, power, energy = (row[key] and row[key]["value"] for key in ("latency_s", "power_w", "energy_j"))
-        if objective == "latency" or not power or not energy:
-            return float(latency)
-        return float({"edp": energy * latency, "power": power}.get(objective, energy))
-
+    watts = "wall_power_w" if document["goal"]["wall"] else "power_w"
     return [
         [
             {
                 "key": row["key"],
                 "latency": row["latency_s"]["high"] * 1e3,
-                "power": row["power_w"] and row["power_w"]["high"],
-                "cost": weigh(row),
+                "power": row[watts] and row[watts]["high"],
+                "cost": row["objective"],
             }
             for row in sweep_rows.measured(series)
+            if row["objective"] and (not row["period"] or row["latency_s"]["high"] <= row["period"]["period_s"])
         ]
         for series in document["series"]
     ]

@@ -15,7 +15,7 @@ from farm.store import Store
 from farm.values import Virtual
 from tests.acceptance.conftest import Home, new_home, wait_until
 
-HARM = {"dead": ("sensor_error",), "capped": ("clock_cap:1000000000",)}
+HARM = {"dead": ("sensor_unsupported",), "capped": ("clock_cap:1000000000",)}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,11 @@ def test_a_dead_sensor(rack: Home, tmp_path: pathlib.Path) -> None:
     assert code == 3
     assert [name for name, check in checks.items() if check["level"] == "failed"] == ["rails"]
     assert "the type has POM_5V_IN" in checks["rails"]["detail"]
-    assert "POM_5V_IN: no energy: Input/output error" in checks["rails"]["detail"]
+    assert "POM_5V_IN: no energy: Operation not supported" in checks["rails"]["detail"]
     assert {checks[name]["level"] for name in ("holding", "speed", "kernel", "restored")} == {"ok"}
+    refused = rack.run("sweep", "run", "tiny-cnn", "--board", "dead", "--period", "30fps")
+    assert (refused.code, "visit 1" in refused.err) == (2, False)
+    assert "its total (POM_5V_IN: no energy: Operation not supported" in refused.err
 
 
 def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> None:

@@ -119,13 +119,24 @@ def test_a_sweep_is_planned_without_a_board(rack: Home) -> None:
 
 
 def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
-    """To the digit, on two boards that share the points; and what takes them minutes is not waited for."""
+    """To the digit, on two boards that share the points, over a period; what takes them minutes is not waited for."""
     wanted = ("--board-type", "jetson-nano", "--boards", "2", "--cpu-freqs", "204,710.4,921.6,1479", "--window", "20s")
-    first, second = (sweep(rack, *wanted, "--exhaustive").json() for _ in range(2))
+    first, second = (sweep(rack, *wanted, "--period", "20000fps", "--exhaustive").json() for _ in range(2))
     assert first["board"]["names"] == ["nano-1", "nano-2"]
     assert first["series"] == second["series"]
     for document in (first, second):
         assert document["cost"]["seconds"] < document["cost"]["measuring_s"]
+    [series] = first["series"]
+    for row in series["rows"]:
+        period, idle_w = row["period"], row["idle_power_w"]["value"]
+        joule = row["energy_j"]["value"] + idle_w * (1.6e-3 - row["latency_s"]["value"])  # a batch of 32
+        assert period["mean_power_w"]["value"] == pytest.approx(joule / 1.6e-3)
+        assert period["missed"]["runs"] == (period["missed"]["of"] if row["latency_s"]["value"] > 1.6e-3 else 0)
+    pick = series["pick"]
+    assert pick["released"]["mean_power_w"]["value"] <= pick["period"]["released_mean_power_w"]["value"]
+    assert "hours on 50 Wh" in pick["text"]
+    late = rack.run("sweep", "pick", str(first["sweep"]), "--period", "1us")
+    assert (late.code, "ms too short" in late.err) == (1, True)
 
 
 @pytest.mark.core

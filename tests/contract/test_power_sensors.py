@@ -509,7 +509,7 @@ def test_virtual_boards_have_their_rails(name: str, privileged: bool) -> None:
         assert window.total.energy_ci_j[0] <= truth_j <= window.total.energy_ci_j[1]
 
 
-@pytest.mark.parametrize("fault", ["sensor_vanish", "sensor_garbage", "sensor_error", "sensor_stale"])
+@pytest.mark.parametrize("fault", ["sensor_vanish", "sensor_garbage", "sensor_error", "sensor_stale", "sensor_zero"])
 @pytest.mark.parametrize("name", ["jetson-nano", "jetson-tx2", "jetson-orin-nano-8gb"])
 def test_a_virtual_sensor_that_fails_is_told(name: str, fault: str) -> None:
     """The part before the fault is reported, with what happened; a total is never made up, nor a value zero."""
@@ -521,7 +521,7 @@ def test_a_virtual_sensor_that_fails_is_told(name: str, fault: str) -> None:
     if fault == "sensor_stale":  # within this window it was alive; the next one shows it
         window = watch_virtual(tree, sensors, clock)
         assert "never changed: constant, or stale" in window.note
-    elif fault == "sensor_garbage":  # of rails that may be at 0 W some of it could be true
+    elif fault in ("sensor_garbage", "sensor_zero"):  # of rails that may be at 0 W some of it could be true
         assert {power.rail for power in window.rails if power.bad_reads > 30} >= set(sensors.total_rails[:1])
         assert "reads were bad" in window.note or "answered for" in window.note
     else:
@@ -529,3 +529,16 @@ def test_a_virtual_sensor_that_fails_is_told(name: str, fault: str) -> None:
         assert "answered for" in window.note
         assert all(power.bad_reads > 30 for power in window.rails)
     assert not window.enough
+
+
+def test_a_rail_that_is_never_off_is_dead_at_zero() -> None:
+    """Of an AGX Xavier's rails GPU and CV may be at 0 W; without the CPU's there is no total, at once or at a start."""
+    tree, sensors, clock = make_virtual("jetson-agx-xavier")
+    calibrate.measure_sensors(sensors, 1.0, clock, clock.sleep)
+    tree.write(FAULT, "sensor_zero:GPU")  # and CPU and SOC, which its chip converts too
+    window = watch_virtual(tree, sensors, clock)
+    assert window.total is None
+    assert "; CPU: 0 W throughout, while the board runs" in f"; {window.note}"
+    assert "GPU: 0 W" not in window.note
+    calibrate.measure_sensors(sensors, 1.0, clock, clock.sleep)
+    assert (sensors.total_rails, sensors.note) == ((), "no energy: CPU, SOC cannot be read")

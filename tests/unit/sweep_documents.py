@@ -58,6 +58,9 @@ def row(
         "temperature_c": 41.5 + 3 * dynamic if measured else None,
         "throttled": False,
         "invalid": "",
+        "idle_power_w": usual and estimate(1.7, share),
+        "wall_power_w": None,
+        "period": None,
         "inferences_per_joule": usual and 1 / (power * latency),
         "on_front": False,
         "visits": 1 if measured else 0,
@@ -111,7 +114,7 @@ def document(serieses: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "board": {"type": "jetson-nano", "names": ["n-1"], "simulated": True, "watts": "watts assumed"},
         "started_at": 1_700_000_000.0,
         "seconds": 212.0,
-        "goal": {"objective": "energy", "deadline_s": None, "max_power_w": None},
+        "goal": {"objective": "energy", "deadline_s": None, "max_power_w": None, "period_s": None, "wall": False},
         "grid": {
             "points": len(serieses[0]["rows"]),
             "measured": sum(r["measured"] for r in rows) // len(serieses),
@@ -184,7 +187,7 @@ def local() -> dict[str, Any]:
         series([row("default", [], work, sensor=False)], variant)
         for variant, work in (("untuned", 9e6), ("tuned", 4e6))
     ]
-    goal = {"objective": "latency", "deadline_s": None, "max_power_w": None}
+    goal = {"objective": "latency", "deadline_s": None, "max_power_w": None, "period_s": None, "wall": False}
     notes = ["this machine has no clocks to pin", "no power sensor: latency only"]
     return document(
         made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False, "watts": ""}

@@ -16,6 +16,7 @@ from farm.selection.tie import TieRule
 from farm.types.campaigns import TypeOrder, WorkloadOrder
 from farm.units import parse_energy_j
 
+_OTHERS = ("energy", "edp", "period")
 ENERGY = TieRule(looks=(4,), objective=Objective.ENERGY)
 # Seconds and joules a call: `fast` takes a third more energy than `frugal`, `slow` has both wrong.
 COSTS = {"fast": (1.0e-3, 4.0e-3), "frugal": (1.2e-3, 3.0e-3), "slow": (2.0e-3, 5.0e-3)}
@@ -40,7 +41,7 @@ def lead(contest: Contest) -> str:
     return contest.judgement.leader
 
 
-@pytest.mark.parametrize(("objective", "winner"), [("latency", "fast"), ("energy", "frugal"), ("edp", "frugal")])
+@pytest.mark.parametrize(("objective", "winner"), [("latency", "fast"), *((by, "frugal") for by in _OTHERS)])
 def test_the_objective_decides(objective: str, winner: str) -> None:
     """The least latency, energy, or energy times latency leads; the evidence names the objective."""
     rule = dataclasses.replace(ENERGY, objective=Objective(objective))
@@ -93,6 +94,14 @@ def test_windows_grow_until_the_interval_is_narrow() -> None:
     assert objectives.plan_window([window(0.01, 30)]).min_updates == 30
     assert objectives.plan_window([window(0.01, 3)]).min_updates == first
     assert objectives.plan_window([window(0.5, 30)]).min_updates == 2000
+
+
+def test_a_period_is_decided_by_energy_above_idle() -> None:
+    """At one operating point a longer inference leaves less idle time: idle power is measured and taken off."""
+    assert (objectives.plan_window([], Objective.PERIOD).idle_s > 2, objectives.plan_window([]).idle_s) == (True, 0)
+    found = dataclasses.replace(window(0.01, 30), above_idle_j=4e-4)
+    assert objectives.read_energy_j(found, Objective.PERIOD) == 4e-4
+    assert objectives.read_energy_j(window(0.01, 30), Objective.PERIOD) is None
 
 
 def test_a_wide_interval_is_told() -> None:

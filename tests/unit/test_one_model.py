@@ -31,6 +31,8 @@ def test_boards_are_of_the_fleet_or_this_machine(boards: list[str], tmp_path: pa
         *(({"trials": trials}, "budget.trials: ") for trials in ("x", 0, True, 1.5)),
         ({"deadline": "soon", "objective": "energy"}, "deadline: it must be a duration"),
         ({"deadline": "33ms"}, "a deadline goes with `objective: energy` alone"),
+        ({"objective": "period"}, "`objective: period` and `period: 33ms` go together"),
+        ({"objective": "period", "period": "30fps", "deadline": "34ms"}, "the deadline is longer than the period"),
         ({"name": "no name/at all"}, "name: it must be up to 63 letters"),
         ({"shape": {"x": ["a"]}}, "models.0.shape.x.0: "),
         ({"batch": 0}, "models.0.batch.0: it must be at least 1"),

@@ -193,7 +193,7 @@ def test_no_pick_gives_the_reason() -> None:
     """A deadline that nothing keeps is reported with the nearest point, and a void sweep warns."""
     document = sweep_documents.nano(variants=("tuned",))
     document["series"][0] |= {"pick": None, "no_pick": "no point keeps 10 ms; the fastest takes 29.1 ms"}
-    document |= {"state": "voided", "goal": {"objective": "energy", "deadline_s": 0.01, "max_power_w": 7.5}}
+    document |= {"state": "voided", "goal": document["goal"] | {"deadline_s": 0.01, "max_power_w": 7.5}}
     page = make_page(document)
     assert "No operating point can be recommended." in page.text
     assert "No point keeps 10 ms; the fastest takes 29.1 ms." in page.text

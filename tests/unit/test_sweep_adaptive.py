@@ -38,15 +38,17 @@ class World:
         work = (1.5 * volt_cpu**2 + 3 * volt_gpu**2) * 0.004 / self.latency_s
         self.power_w = 1.5 + 0.4 * cpu * volt_cpu**2 + 0.5 * gpu * volt_gpu**2 + work
         self.energy_j = self.latency_s * self.power_w
+        self.idle_w = self.power_w - work
         self.rows = {point.key: row for row, point in enumerate(self.grid.points)}
 
     def visit(self, key: str, at_s: float, board: str = "") -> PointMeasurement:
-        row, noise = self.rows[key], 0.004 * self.rng.standard_normal(2)
+        row, noise = self.rows[key], 0.004 * self.rng.standard_normal(3)
         latency = Estimate.of_log(float(np.log(self.latency_s[row]) + noise[0] + self.drift * at_s), 0.004)
         power = Estimate.of_log(float(np.log(self.power_w[row]) + noise[1] + self.drift * at_s), 0.004)
         energy = Estimate.of_log(latency.log + power.log, 0.0057)
         found = PointMeasurement(key, latency, at_s, latency_p95_s=1.1 * latency.value, board=board, simulated=True)
-        return dataclasses.replace(found, power=power, energy=energy) if self.power else found
+        idle = Estimate.of_log(float(np.log(self.idle_w[row]) + noise[2] + self.drift * at_s), 0.004)
+        return dataclasses.replace(found, power=power, energy=energy, idle_power=idle) if self.power else found
 
     def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], PlannedStep]:
         visits: list[PointMeasurement] = []
@@ -228,12 +230,51 @@ def test_a_deadline_that_nothing_meets_names_the_best_possible() -> None:
 @pytest.mark.parametrize("objective", list(Objective))
 def test_every_objective_has_its_own_best(objective: Objective) -> None:
     """The pick of an exhaustive sweep is the truth's, to within the noise."""
-    world, goal = World(SHORT), Goal(objective)
+    world, goal = World(SHORT), Goal(objective, period_s=0.05 if objective is Objective.PERIOD else None)
     planner = Planner(SHORT, goal, PlannerSettings(exhaustive=True))
     visits, _ = world.sweep(planner)
     pick = pick_point(planner.analyse(visits), goal)
-    values = objective.of(world.latency_s, world.power_w, world.energy_j)
+    values = goal.weigh(world.latency_s, world.power_w, world.energy_j, world.idle_w)
     assert values[world.rows[pick.best.point.key]] <= 1.015 * values.min()
+
+
+def test_a_period_weighs_idle_power() -> None:
+    """The pick is the least mean power; a period too short says by how much; what cannot be is refused."""
+    world, goal = World(), Goal(Objective.PERIOD, period_s=1 / 30)
+    visits, decision = world.sweep(Planner(GRID, goal))
+    analysis = Planner(GRID, goal).analyse(visits)
+    assert (decision.step, len(analysis.measured) <= len(GRID) / 4) == (Step.STOP, True)
+    mean_w = (world.power_w * world.latency_s + world.idle_w * (1 / 30 - world.latency_s)) * 30
+    best = pick_point(analysis, goal).best
+    assert mean_w[world.rows[best.point.key]] <= 1.01 * mean_w[world.latency_s <= 1 / 30].min()
+    assert best.objective.contains(mean_w[world.rows[best.point.key]])
+    assert best.point.key != pick_point(analysis, Goal(deadline_s=1 / 30)).best.point.key
+    assert "the period is 1." in pick_point(analysis, Goal(Objective.PERIOD, period_s=0.009)).reason
+    with pytest.raises(UsageError, match="is longer than the period of 33"):
+        dataclasses.replace(goal, deadline_s=0.04)
+    with pytest.raises(UsageError, match="--period needs the idle power"):
+        pick_point(Planner(GRID).analyse([dataclasses.replace(visit, idle_power=None) for visit in visits]), goal)
+
+
+def test_watts_at_the_wall_are_a_line_of_the_rails() -> None:
+    """With intervals that hold; the supply's own watts make the pick faster. Without a meter it is refused."""
+    world, goal = World(), Goal(wall=True)
+    visits = [
+        dataclasses.replace(visit, rail_power_w={pick.METER: 1.02 * visit.power.value + 3.1 + 0.01 * (at % 3 - 1)})
+        for at, visit in enumerate(swept()[0])
+        if visit.power
+    ]
+    analysis = Planner(GRID, goal).analyse(visits)
+    found = pick.find_walls(analysis)[""].to_dict()
+    assert abs(found["slope"] - 1.02) < found["slope_half"] < 0.02
+    assert abs(found["offset_w"] - 3.1) < found["offset_half_w"] < 0.1
+    at_wall, rails = (pick_point(analysis, each).best for each in (goal, Goal()))
+    wall_j = world.latency_s * (1.02 * world.power_w + 3.1)
+    assert at_wall.objective.contains(wall_j[world.rows[at_wall.point.key]])
+    assert at_wall.point.latency.value < rails.point.latency.value
+    assert Planner(GRID, goal).decide_next(visits).reason
+    with pytest.raises(UsageError, match="--objective wall-energy needs an external meter"):
+        pick_point(Planner(GRID).analyse(swept()[0]), goal)
 
 
 def test_limits_are_kept_by_the_whole_interval() -> None:
@@ -268,16 +309,6 @@ def test_two_boards_are_compared_by_the_anchor() -> None:
     assert analysis.drift["n-2"].offset == pytest.approx(0.05, abs=0.01)
     errors = [point.latency.value / world.latency_s[world.rows[key]] - 1 for key, point in analysis.measured.items()]
     assert max(map(abs, errors)) < 0.02
-
-
-def test_predictions_are_marked() -> None:
-    """A point that was not measured is of another type and says so."""
-    planner, visits = Planner(GRID), swept()[0][:15]
-    analysis = planner.analyse(visits)
-    row = next(row for row, point in enumerate(GRID.points) if point.key not in analysis.measured)
-    prediction = analysis.predict(row)
-    assert prediction.predicted
-    assert not visits[0].predicted
 
 
 def test_one_point_needs_one_visit() -> None:

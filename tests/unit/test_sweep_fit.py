@@ -12,7 +12,7 @@ from farm.points.grid import GridRequest, plan_grid
 from farm.points.values import Estimate, Grid
 from farm.sweep.fit.drift import MAX_DRIFT, estimate_drift
 from farm.sweep.fit.model import Data, fit_latency, fit_power
-from farm.sweep.fit.pick import FrontCandidate, find_front, front_rows, hypervolume, improvements, reference_point
+from farm.sweep.fit.pick import front_rows, hypervolume, improvements, reference_point
 from farm.sweep.fit.terms import Knee, build_terms
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))
@@ -94,21 +94,6 @@ def test_drift_beyond_repair_or_unknown_is_said() -> None:
     found = estimate_drift([], [], [], np.array([10.0, 20.0]))
     assert not found.shift.any()
     assert (found.sd > 0.005).all()
-
-
-def candidate(key: str, latency: float, cost: float, spread: float = 0.001) -> FrontCandidate:
-    return FrontCandidate(key, *(Estimate(v, v * (1 - spread), v * (1 + spread)) for v in (latency, cost)))
-
-
-def test_a_front_says_how_sure_each_point_is() -> None:
-    """A clear front point is certain, a twin within the noise is a contender, a bad point is neither."""
-    points = [candidate("fast", 1, 9), candidate("even", 2, 4), candidate("twin", 2.001, 4.001), candidate("bad", 3, 8)]
-    front = {point.key: point for point in find_front(points)}
-    assert list(front) == ["fast", "even", "twin"]
-    assert front["fast"].confidence > 0.99
-    assert front["even"].on_front
-    assert not front["twin"].on_front
-    assert 0.05 < front["twin"].confidence < 0.95
 
 
 def test_figures_of_a_front_are_sound() -> None:

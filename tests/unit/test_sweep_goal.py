@@ -118,7 +118,7 @@ def test_a_pick_that_one_variant_has_not_changes_nothing(
     assert "The pick stays as it was" in said
     with Store(home / "farm.db") as store:
         assert stored.goal_from_dict(store.sweeps.require(1).goal).deadline_s is None
-    commands.pick(1, deadline="50ms", variant="untuned")
+    commands.pick(1, deadline="50ms", variant="untuned x1")
     with Store(home / "farm.db") as store:
         assert stored.goal_from_dict(store.sweeps.require(1).goal).deadline_s == 0.05
 
@@ -140,6 +140,14 @@ def test_limits_as_they_are_typed() -> None:
     before = Goal(Objective.POWER, 0.02, 5.0)
     assert read_goal(before, "", "", "") == before
     assert read_goal(before, "none", "800mW", "edp") == Goal(Objective.EDP, None, 0.8)
+    camera = read_goal(before, "none", "", "", "30fps")
+    assert (camera.objective, camera.period_s) == (Objective.PERIOD, pytest.approx(1 / 30))
+    assert read_goal(camera, "", "", "edp") == Goal(Objective.EDP, None, 5.0)
+    assert read_goal(camera, "", "", "", "none").objective is Objective.ENERGY
+    assert read_goal(camera, "", "", "wall-period").aim == "wall-period"
+    for words in (("", "", "edp", "30fps"), ("", "", "period"), ("40ms", "", "", "33ms"), ("none", "", "", "0fps")):
+        with pytest.raises(UsageError, match="period"):
+            read_goal(before, *words)
     for text in ("33", "0.5"):
         with pytest.raises(UsageError, match=f"--deadline '{text}' has no unit: {text}s, {text}ms"):
             read_goal(before, text, "", "")

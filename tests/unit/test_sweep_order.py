@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,6 +17,7 @@ from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.sweep import stored
 from farm.sweep.plan import order
 from farm.sweep.plan.order import SweepOrder
+from farm.sweep.run import session
 from farm.sweep.run.programs import read_batches, read_variants
 from farm.sweep.run.visitor import Progress
 
@@ -91,6 +95,22 @@ def test_without_a_sensor_the_goal_is_latency_unless_power_was_asked_for() -> No
     with pytest.raises(UsageError, match="--max-power"):
         order.require_goal(Goal(max_power_w=3.0), False, objective_named=False)
     assert order.require_goal(Goal(), True, objective_named=False) == (Goal(), [])
+    with pytest.raises(UsageError, match=r"--period needs power, .* \(VDD_IN: no energy: Operation not supported\)"):
+        order.require_goal(
+            Goal(Objective.PERIOD, period_s=0.033), False, True, "VDD_IN: no energy: Operation not supported"
+        )
+
+
+def test_a_sensor_whose_driver_loads_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Session by session, since an agent looks before each; not for ever."""
+    monkeypatch.setattr(session, "_SENSOR_PAUSE_S", 0.001)
+    monkeypatch.setattr(session, "_SENSOR_WAIT_S", 0.02)
+    for seen in ([(), (), ("VDD_IN",)], itertools.repeat(())):
+        opened: Any = iter(seen)
+        first = mock.Mock(open=lambda opened=opened: mock.Mock(total_rails=next(opened), to_dict=dict))
+        fake = mock.Mock(first=first, _crew=mock.Mock(call=lambda made: made))
+        found = session.SweepSession.connect(fake, True).total_rails
+        assert (found, first.close.call_count > 1) == (("VDD_IN",) if isinstance(seen, list) else (), True)
 
 
 def test_what_is_stored_comes_back() -> None:
@@ -100,10 +120,12 @@ def test_what_is_stored_comes_back() -> None:
     assert SweepOrder.from_dict(json.loads(json.dumps(older))) == wanted
     grid, _ = order.plan_order(SweepOrder("m", cpu_freqs=("all",), power_modes="all"), CLOCKS, NO_COUPLING)
     assert stored.grid_from_dict(json.loads(json.dumps(stored.grid_to_dict(grid)))) == grid
-    goal = Goal(Objective.EDP, 0.033, 7.5, True)
-    assert stored.goal_from_dict(json.loads(json.dumps(stored.goal_to_dict(goal)))) == goal
+    for goal in (Goal(Objective.EDP, 0.033, 7.5, True), Goal(Objective.PERIOD, period_s=0.04)):
+        assert stored.goal_from_dict(json.loads(json.dumps(stored.goal_to_dict(goal)))) == goal
     for power in (Estimate(2.0, 1.9, 2.1), None):
-        visit = PointMeasurement("k", Estimate(1.0, 0.9, 1.1), 3.0, 1.05, power, rail_power_w={"IN": 2.0}, board="b")
+        visit = PointMeasurement(
+            "k", Estimate(1.0, 0.9, 1.1), 3.0, 1.05, power, rail_power_w={"IN": 2.0}, idle_power=power
+        )
         assert stored.measurement_from_dict(json.loads(json.dumps(stored.measurement_to_dict(visit)))) == visit
     assert isinstance(grid.points[0].point, OperatingPoint)
 

@@ -135,7 +135,8 @@ def list_rounds(timed: Timed, by: Objective = Objective.LATENCY) -> list[Round]:
     if by is Objective.LATENCY:
         return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
     found: dict[int, dict[str, float]] = {}
-    for (number, name), energy_j in sorted(timed.energies.items()):
+    energies = timed.above_idle if by is Objective.PERIOD else timed.energies
+    for (number, name), energy_j in sorted(energies.items()):
         found.setdefault(number, {})[name] = by.of(timed.rounds[number][name], None, energy_j)
     return [Round(number, "", costs) for number, costs in found.items()]
 

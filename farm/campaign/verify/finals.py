@@ -29,7 +29,7 @@ from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
 from farm.campaign.plan_estimate import count_functions, find_final_s
-from farm.campaign.verify import final_rules
+from farm.campaign.verify import final_rules, objectives
 from farm.campaign.verify.coroutines import Loop, done, until
 from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, Preparations, VerificationWorker
 from farm.errors import FarmError, PermanentError, UnavailableError
@@ -259,7 +259,8 @@ class Finals:
     async def _time(self, stage: Stage, board: str) -> Timed | FarmError:
         """Time rounds until they decide, or to the last look. Failures that are not the program's are tried again."""
         final, settings, faults = stage.final, self._settings, 0
-        late, energy = set[str](), None if self._by is Objective.LATENCY else _ENERGY
+        late, idle_s = set[str](), objectives.find_idle_s(self._by)
+        energy = None if self._by is Objective.LATENCY else dataclasses.replace(_ENERGY, idle_s=idle_s)
         point = final.of_type.points[stage.key.point]
         limits = Limits(
             timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=final.threads
@@ -302,7 +303,8 @@ class Finals:
                 if isinstance(answer, FarmError):
                     return answer
                 turns.take(number, variant, *answer)
-                if energy and answer[0].status is Status.OK and (number, variant.name) not in turns.timed.energies:
+                is_known = objectives.read_energy_j(answer[0].energy, self._by) is not None
+                if energy and answer[0].status is Status.OK and not is_known:
                     return PermanentError(f"no energy of {variant.name} was measured")
             names = [name for name in final.refused if name in turns.timed.samples]
             if not names:

@@ -13,12 +13,15 @@ from device_agent.protocol import Energy, EnergySpec
 from farm.campaign.plan_estimate import WINDOW_S
 from farm.campaign.verify.journal import VerificationJournal
 from farm.campaign.verify.programs import RecordKey
+from farm.points.values import Objective
 from farm.types.campaigns import Order, TypeOrder
 
 # Half of the 95 % interval that is aimed at, relative to the energy.
 PRECISION = 0.02
 # Values of the slowest sensor: in the first window, and the most in later ones.
 _UPDATES, _MOST_UPDATES = 20, 2000
+# Idle varies less than a load: five values of the slowest known sensor (0.42 s).
+_IDLE_S = 2.1
 
 
 def find_half_width(energy: Energy) -> float:
@@ -29,14 +32,26 @@ def find_half_width(energy: Energy) -> float:
     return (high_j - low_j) / 2 / energy.per_call_j
 
 
-def plan_window(seen: Sequence[Energy]) -> EnergySpec:
+def read_energy_j(energy: Energy | None, by: Objective) -> float | None:
+    """Return J a call, for a period J above idle: at one operating point that decides; None where there is none."""
+    if energy is None or by is not Objective.PERIOD:
+        return energy.per_call_j if energy else None
+    return energy.above_idle_j if (energy.above_idle_j or 0.0) > 0 else None
+
+
+def find_idle_s(by: Objective) -> float:
+    """Return how long idle power is measured before a window; 0 where it does not count."""
+    return _IDLE_S if by is Objective.PERIOD else 0.0
+
+
+def plan_window(seen: Sequence[Energy], by: Objective = Objective.ENERGY) -> EnergySpec:
     """Plan a candidate's next window from its earlier ones: as long as its interval needs, by the square root of the
     number of values, within the limit.
     """
     updates = _UPDATES
     if seen and (width := find_half_width(seen[-1])) < math.inf and seen[-1].busy.total is not None:
         updates = round(seen[-1].busy.total.updates * max(1.0, width / PRECISION) ** 2)
-    return EnergySpec(min_updates=min(max(updates, _UPDATES), _MOST_UPDATES), limit_s=WINDOW_S, idle_s=0.0)
+    return EnergySpec(min_updates=min(max(updates, _UPDATES), _MOST_UPDATES), limit_s=WINDOW_S, idle_s=find_idle_s(by))
 
 
 def describe_energy(seen: Sequence[Energy]) -> dict[str, Any]:

@@ -288,14 +288,14 @@ class VerificationTask:
 
     def plan_window(self, name: str) -> EnergySpec | None:
         """Plan how a candidate's energy is measured next; None where latency decides."""
-        return None if self._is_by_latency else objectives.plan_window(self._energies[name])
+        return None if self._is_by_latency else objectives.plan_window(self._energies[name], self._rule.objective)
 
     def take_energy(self, name: str, outcome: Outcome) -> float | None:
         """Take in a candidate's energy; return J a call, None where there is none."""
         if self._is_by_latency or outcome.energy is None:
             return None
         self._energies[name].append(outcome.energy)
-        return outcome.energy.per_call_j
+        return objectives.read_energy_j(outcome.energy, self._rule.objective)
 
     def _describe_goal(self, winner: str) -> dict[str, Any]:
         if self._is_by_latency:
@@ -346,7 +346,8 @@ def read_rounds(rows: Iterable[Mapping[str, Any]], objective: Objective = Object
     rounds: dict[int, Round] = {}
     for row in rows:
         found = Outcome.from_dict(row["outcome"]).energy if row.get("outcome") else None
-        energy_j = {} if found is None or found.per_call_j is None else {row["candidate"]: found.per_call_j}
+        joule = objectives.read_energy_j(found, objective)
+        energy_j = {} if joule is None else {row["candidate"]: joule}
         if row["median_s"] is not None and (energy_j or objective is Objective.LATENCY):
             latency_s = {row["candidate"]: float(row["median_s"])}
             if (known := rounds.get(row["attempt"])) is not None:

@@ -106,7 +106,7 @@ def export_json(chosen: Chosen, board_type: BoardType) -> str:
         name: row[name]
         for name in (
             "latency_s", "latency_p95_s", "power_w", "rail_power_w", "energy_j", "energy_above_idle_j", "temperature_c",
-            "visits",
+            "visits", "idle_power_w", "wall_power_w", "period",
         )
     }  # fmt: skip
     content = {
@@ -150,6 +150,10 @@ def write_comments(chosen: Chosen) -> list[str]:
         lines.append("  " + _quantity("energy per inference", row["energy_j"], joule_scale([row["energy_j"]["value"]])))
     else:
         lines.append("  power and energy are not known: the board has no sensor")
+    if row["wall_power_w"]:
+        lines.append("  " + _quantity("power at the wall", row["wall_power_w"], WATT))
+    if period := row["period"]:
+        lines.append("  " + _quantity("mean power of the period", period["mean_power_w"], WATT))
     if chosen.is_pick:
         against = series["pick"]["against_fastest"]
         costs = f"{against['latency']:.3g} times the latency"

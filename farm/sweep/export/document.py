@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import scipy.special
 
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import describe_watts
-from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement
+from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement, PointPrediction
 from farm.store import Store
+from farm.store.sweeps import StoredVisit
+from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
-from farm.sweep.fit.pick import FrontCandidate, Pick, PickedPoint, find_front, pick_point
+from farm.sweep.fit.pick import Pick, PickedPoint, Wall, estimate_objective, find_walls, front_rows, pick_point
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, PlannerSettings, find_void
 from farm.types import documents
 
@@ -36,7 +42,9 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
     request = row.request
     wanted = PlannerSettings(request["exhaustive"], request["budget_points"], request["seed"])
     planner = Planner(grid, goal, wanted)
-    series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
+    released = settings.get("released_idle_w")
+    idle = Estimate(**released) if released else None
+    series = [_make_series(planner, key, made, _Aim.of(rows, key, goal, idle)) for key, made in visits.items()]
     finished_at = row.finished_at or max([each.recorded_at for each in rows], default=row.started_at)
     return {
         "sweep": row.id,
@@ -61,7 +69,7 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
         "schedules": summary.get("schedules", []),
         "reason": summary.get("reason", ""),
         "cost": summary.get("cost"),
-        "notes": [*settings.get("notes", ()), *summary.get("notes", ()), *_note_boards(series)],
+        "notes": [*settings.get("notes", ()), *summary.get("notes", ()), *_note_boards(series), *_note_walls(series)],
         "programs": settings.get("programs", {}),
         "environment": settings.get("environment", {}) | {"exhaustive": request["exhaustive"], "seed": request["seed"]},
     }
@@ -86,10 +94,12 @@ def find_failure(document: Mapping[str, Any], every: bool = False) -> PermanentE
     return PermanentError(f"nothing{of} can be picked: {missing[0]['no_pick']}")
 
 
-def find_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> list[dict[str, Any]]:
-    """Return the selected series of a document; None: all. Raises UsageError where there is none."""
+def find_series(document: Mapping[str, Any], named: str | None) -> list[dict[str, Any]]:
+    """Return the series that `tuned`, `x4` or `tuned x4` names; None: all. Raises UsageError where there is none."""
+    parts = re.fullmatch(r"(.*?)\s*(?:x(\d{1,9}))?", (named or "").strip())
+    variant, batch = parts.groups() if parts else ("", None)
     found = [
-        each for each in document["series"] if variant in (None, each["variant"]) and batch in (None, each["batch"])
+        each for each in document["series"] if variant in ("", each["variant"]) and batch in (None, str(each["batch"]))
     ]
     if not found:
         there = ", ".join(f"{each['variant']} x{each['batch']}" for each in document["series"]) or "nothing yet"
@@ -106,25 +116,84 @@ def _read_grid(row: documents.StoredSweep) -> Grid:
     return Grid(tuple(p for p in grid.points if p.key in left) or grid.points, tuple(merged) or grid.merged)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Aim:
+    """A series' goal, the timed runs of each point in s, idle power with released clocks, and the boards' meters."""
+
+    goal: Goal
+    batch: int
+    latency_s: Mapping[str, Sequence[float]]
+    released: Estimate | None
+    walls: Mapping[str, Wall] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[StoredVisit], series: tuple[str, int], goal: Goal, released: Estimate | None) -> _Aim:
+        samples: dict[str, list[float]] = {}
+        for row in rows:
+            if (row.variant, row.batch) == series and not row.measurement["invalid"]:
+                samples.setdefault(row.key, []).extend(row.outcome.get("latency_s", ()))
+        return cls(goal.of_batch(series[1]), series[1], samples, released)
+
+    def describe(self, shown: Combined | PointPrediction | None) -> dict[str, Any]:
+        """Describe a point by the goal: its objective, and the power at the first board's meter, as all figures are.
+
+        Over a period: mean power, J per input, hours, missed inputs. `missed` is the share of timed runs, scaled to the
+        joined median, that took longer than the period; `most` the upper end of its one-sided 95 % interval (Clopper &
+        Pearson 1934, Biometrika 26, 404-413).
+        """
+        there = next((wall.convert(shown) for wall in self.walls.values()), None) if shown else None
+        figures = there if self.goal.wall and there else shown
+        mean, period_s, period = estimate_objective(figures, self.goal) if figures else None, self.goal.period_s, None
+        if shown is not None and period_s is not None and mean is not None:
+            runs = np.array(self.latency_s.get(shown.key, ()))
+            runs = runs * (shown.latency.value / np.median(runs)) if runs.size else runs
+            late = int((runs > period_s).sum())
+            most = float(scipy.special.betaincinv(late + 1, runs.size - late, 0.95)) if late < runs.size else 1.0
+            released = dataclasses.replace(shown, idle=self.released)
+            for wall in [*self.walls.values()][: self.goal.wall]:
+                released = wall.convert(released)
+            period = {
+                "period_s": period_s,
+                "mean_power_w": stored.estimate_to_dict(mean),
+                "released_mean_power_w": stored.estimate_to_dict(estimate_objective(released, self.goal)),
+                "input_j": mean.value * period_s / self.batch,
+                "hours_50_wh": 50 / mean.value,
+                "latency_p99_s": float(np.quantile(runs, 0.99)) if runs.size else None,
+                "missed": {"runs": late, "of": int(runs.size), "most": most} if runs.size else None,
+            }
+        watts = stored.estimate_to_dict(there.power if there else None)
+        return {"objective": mean and mean.value, "wall_power_w": watts, "period": period}
+
+
 def _make_series(
-    planner: Planner, goal: Goal, key: tuple[str, int], visits: Sequence[PointMeasurement]
+    planner: Planner, key: tuple[str, int], visits: Sequence[PointMeasurement], aim: _Aim
 ) -> dict[str, Any]:
-    analysis = planner.analyse(visits)
+    goal, analysis = aim.goal, planner.analyse(visits)
     # A point's own visits joined with the fit: raw ones alone lose some of the front to noise (docs/sweeps.md).
     combined = analysis.combine()
-    candidates = [FrontCandidate(key, point.latency, point.energy or point.latency) for key, point in combined.items()]
-    front = [point.key for point in find_front(candidates) if point.on_front]
+    costs = [(each.latency.value, (each.energy or each.latency).value) for each in combined.values()]
+    front = [[*combined][row] for row in front_rows(*np.transpose(costs))] if costs else []
+    aim = dataclasses.replace(aim, walls=find_walls(analysis))
     picked, why = _find_pick(analysis, goal)
+    rows = [_make_row(analysis, combined, row, front, visits, aim) for row in range(len(planner.grid))]
+    pick = _describe_pick(planner.grid, picked, goal) if picked is not None and picked.best is not None else None
+    if pick and goal.period_s is not None:
+        pick["period"] = next(row["period"] for row in rows if row["key"] == pick["key"])
+        if aim.released and (other := pick_point(analysis, goal, aim.released).best):
+            watts = stored.estimate_to_dict(other.objective)
+            pick["released"] = {"key": other.point.key, "idle_w": aim.released.value, "mean_power_w": watts}
+        pick["text"] += f" {sweep_rows.describe_period(pick)}"
     return {
         "variant": key[0],
         "batch": key[1],
-        "rows": [_make_row(analysis, combined, row, front, visits) for row in range(len(planner.grid))],
+        "rows": rows,
         "front": front,
         "anchor": planner.find_anchor(visits),
         "drift": _describe_drift(analysis),
-        "pick": _describe_pick(planner.grid, picked) if picked is not None and picked.best is not None else None,
+        "pick": pick,
         "no_pick": why,
-        "unmeasured": _find_better(planner, analysis, goal, visits, picked),
+        "wall": {board: wall.to_dict() for board, wall in aim.walls.items()},
+        "unmeasured": _find_better(rows, planner.find_excluded(visits), goal, picked),
     }
 
 
@@ -134,6 +203,7 @@ def _make_row(
     row: int,
     front: Sequence[str],
     visits: Sequence[PointMeasurement],
+    aim: _Aim,
 ) -> dict[str, Any]:
     """Make a point's row from the joined estimate; `visits_alone` has the estimate from its own visits."""
     point = analysis.grid.points[row]
@@ -158,6 +228,8 @@ def _make_row(
         "power_w": stored.estimate_to_dict(shown.power) if shown else None,
         "rail_power_w": {r: statistics.fmean(v.rail_power_w[r] for v in seen if r in v.rail_power_w) for r in rails},
         "energy_j": stored.estimate_to_dict(energy),
+        "idle_power_w": stored.estimate_to_dict(shown.idle) if shown else None,
+        **aim.describe(shown),
         "energy_above_idle_j": stored.estimate_to_dict(_mean([v.energy_above_idle for v in seen])) if found else None,
         "temperature_c": max((v.temperature_c for v in seen if v.temperature_c is not None), default=None),
         "throttled": any(visit.throttled for visit in own) and not found,
@@ -209,7 +281,7 @@ def _find_pick(analysis: Analysis, goal: Goal) -> tuple[Pick | None, str]:
     return picked, picked.reason
 
 
-def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
+def _describe_pick(grid: Grid, picked: Pick, goal: Goal) -> dict[str, Any]:
     best = picked.best
     assert best is not None  # the caller checked
     point = grid.find(best.point.key)
@@ -218,16 +290,16 @@ def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
     return {
         "key": best.point.key,
         "point": point.point.to_dict(),
-        "text": _say_pick(best, picked),
+        "text": _say_pick(best, picked, goal),
         "certainty": picked.confidence,
         "close": picked.close,
         "against_fastest": ratios,
-        "runners_up": [{"key": each.point.key, "text": _say_choice(each)} for each in picked.runners_up],
+        "runners_up": [{"key": each.point.key, "text": _say_choice(each, goal)} for each in picked.runners_up],
     }
 
 
-def _say_pick(best: PickedPoint, picked: Pick) -> str:
-    words = f"Set {best.point.key}: {_say_choice(best)}"
+def _say_pick(best: PickedPoint, picked: Pick, goal: Goal) -> str:
+    words = f"Set {best.point.key}: {_say_choice(best, goal)}"
     if best.slower > 0:
         words += f"; {best.slower * 100:.0f} % slower than the fastest point"
         if best.saves is not None:
@@ -237,13 +309,15 @@ def _say_pick(best: PickedPoint, picked: Pick) -> str:
     return f"{words}. It is the best measured with {units.format_share(picked.confidence)} confidence."
 
 
-def _say_choice(choice: PickedPoint) -> str:
+def _say_choice(choice: PickedPoint, goal: Goal) -> str:
     point = choice.figures
     words = [f"{_with_interval(point.latency, 'ms')}"]
     if point.power is not None:
         words.append(f"{point.power.value:.3g} W")
     if point.energy is not None:
         words.append(f"{_with_interval(point.energy, 'mJ')} per inference")
+    if goal.period_s is not None:
+        words.append(f"{_with_interval(choice.objective, 'mW')} over the period")
     return ", ".join(words)
 
 
@@ -254,33 +328,24 @@ def _with_interval(estimate: Estimate, unit: str) -> str:
 
 
 def _find_better(
-    planner: Planner, analysis: Analysis, goal: Goal, visits: Sequence[PointMeasurement], picked: Pick | None
+    rows: Sequence[Mapping[str, Any]], excluded: Collection[str], goal: Goal, picked: Pick | None
 ) -> list[dict[str, Any]]:
     """List unmeasured points that the fit expects to be better for the goal than the pick; predictions."""
-    if analysis.model is None or picked is None or find_void(analysis.drift):
+    if picked is None:
         return []
-    if goal.needs_power and not analysis.has_power:
-        return []
-    excluded = planner.find_excluded(visits)
     # A sweep stops with this much left to gain, so less is not mentioned.
     bound = picked.best.objective.value * (1 - PICK_LEFT) if picked.best else float("inf")
     found = []
-    for row, point in enumerate(planner.grid.points):
-        if point.key in analysis.measured or point.key in excluded:
+    for row in rows:
+        value, power = row["objective"], row["wall_power_w" if goal.wall else "power_w"]
+        if not row["predicted"] or row["key"] in excluded or value is None or value >= bound:
             continue
-        expected = analysis.predict(row)
-        if expected is None or (goal.deadline_s is not None and expected.latency.value > goal.deadline_s):
+        if goal.latest_s is not None and row["latency_s"]["value"] > goal.latest_s:
             continue
-        power, energy = expected.power, expected.energy
-        if goal.max_power_w is not None and (power is None or power.value > goal.max_power_w):
-            continue
-        value = goal.objective.of(
-            expected.latency.value, power.value if power else None, energy.value if energy else None
-        )
-        if value < bound:
+        if goal.max_power_w is None or (power is not None and power["value"] <= goal.max_power_w):
             gain = f"{1 - value / bound:.1%} less than the pick" if picked.best else "which would keep the limits"
-            text = f"{point.key} is predicted to have a better {goal.objective}, {gain}; not measured"
-            found.append((float(value), {"key": point.key, "text": text}))
+            text = f"{row['key']} is predicted to have a better {goal.objective}, {gain}; not measured"
+            found.append((value, {"key": row["key"], "text": text}))
     return [described for _, described in sorted(found, key=lambda each: each[0])[:3]]
 
 
@@ -291,4 +356,14 @@ def _note_boards(series: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"points are spread over {len(names)} boards ({', '.join(sorted(names))}); each measured the anchor, and "
         "figures are scaled by that to the first board's"
+    ]
+
+
+def _note_walls(series: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what an external meter reads beside the rails."""
+    walls: Mapping[str, Mapping[str, float]] = next((each["wall"] for each in series if each["wall"]), {})
+    return [
+        f"{board}: wall power is {wall['slope']:.3f} ± {wall['slope_half']:.2g} times the rails' total + "
+        f"{wall['offset_w']:.3g} ± {wall['offset_half_w']:.2g} W (95 %, {wall['visits']} visits)"
+        for board, wall in walls.items()
     ]

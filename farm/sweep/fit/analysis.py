@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import scipy.special
 from farm.points.values import Z95, Estimate, Grid, PointMeasurement, PointPrediction
 from farm.sweep.fit import drift as drifts
 from farm.sweep.fit.drift import Drift
-from farm.sweep.fit.model import ClockModel, Data, fit_model
+from farm.sweep.fit.model import ClockModel, Data, Posterior, fit_model, fit_power
 from farm.sweep.fit.terms import Floats, Terms
 
 # Boards of one type differ by more than one factor: the rest at other points than the anchor (our choice).
@@ -23,6 +24,8 @@ MIN_POINTS = 3
 MAX_FITTED = 400
 # The parameters behind a prediction's width: level, slope, amplitude and roughness of the residual.
 _FITTED, _LEAST_FREEDOM = 4, 2
+
+_Figures = tuple[Estimate, Estimate | None, Estimate | None, Estimate | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ class MeasuredPoint:
     latency_p95_s: float | None
     visits: tuple[PointMeasurement, ...]
     own_log_sd: tuple[float, float]
+    idle: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Combined:
     latency: Estimate
     power: Estimate | None
     energy: Estimate | None
+    idle: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +82,34 @@ class Analysis:
     drift: Mapping[str, BoardDrift]
     model: ClockModel | None
     per_call: float = 1.0
+    terms: Terms | None = None
 
     @property
     def has_power(self) -> bool:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
+    @property
+    def has_idle(self) -> bool:
+        return any(point.idle is not None for point in self.measured.values())
+
+    @functools.cached_property
+    def idle(self) -> Posterior | None:
+        """The idle power over the grid, fitted like power; None where too few points have one.
+
+        Fitted when it is first asked for: only one objective needs it.
+        """
+        known = {key: point.idle for key, point in self.measured.items() if point.idle}
+        if self.model is None or self.terms is None or len(known) < MIN_POINTS:
+            return None
+        at = tuple(row for row, point in enumerate(self.grid.points) if point.key in known)
+        estimates = [known[self.grid.points[row].key] for row in at]
+        data = _to_data(at, estimates, [estimate.log_sd for estimate in estimates])
+        return fit_power(self.terms, data, np.exp(self.model.latency.mean))
+
     def combine(self) -> dict[str, Combined]:
         """Return the best estimate of every measured point, by key; without a fit, and in large grids, its visits'."""
         if self.model is None or len(self.measured) > MAX_FITTED:
-            return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
+            return {key: Combined(key, p.latency, p.power, p.energy, p.idle) for key, p in self.measured.items()}
         return {
             point.key: Combined(point.key, *self._estimate(row))
             for row, point in enumerate(self.grid.points)
@@ -101,17 +125,18 @@ class Analysis:
         wider = float(scipy.special.stdtrit(freedom, 0.975)) / Z95
         return PointPrediction(self.grid.points[row].key, *self._estimate(row, wider))
 
-    def _estimate(self, row: int, wider: float = 1.0) -> tuple[Estimate, Estimate | None, Estimate | None]:
-        """Return the fit's latency, power and energy, with intervals `wider` than normal ones."""
+    def _estimate(self, row: int, wider: float = 1.0) -> _Figures:
+        """Return the fit's latency, power, energy and idle power, with intervals `wider` than normal ones."""
         assert self.model is not None
         latency, power = self.model.latency, self.model.power
         time = Estimate.of_log(latency.mean[row], wider * latency.sd[row])
         if power is None:
-            return time, None, None
+            return time, None, None, None
         spread = wider * float(np.hypot(latency.sd[row], power.sd[row]))
         watt = Estimate.of_log(power.mean[row], wider * power.sd[row])
         middle = float(latency.mean[row] + power.mean[row] + np.log(self.per_call))
-        return time, watt, Estimate.of_log(middle, spread)
+        idle = Estimate.of_log(self.idle.mean[row], wider * self.idle.sd[row]) if self.idle else None
+        return time, watt, Estimate.of_log(middle, spread), idle
 
 
 def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
@@ -136,7 +161,7 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
     # The median: one spoilt latency must not change every energy.
     points = measured.values()
     ratios = [p.energy.value / (p.latency.value * p.power.value) for p in points if p.energy and p.power]
-    return Analysis(grid, measured, drift, model, float(np.median(ratios)) if ratios else 1.0)
+    return Analysis(grid, measured, drift, model, float(np.median(ratios)) if ratios else 1.0, terms)
 
 
 def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:
@@ -237,7 +262,7 @@ def _combine(
     key: str, visits: Sequence[PointMeasurement], shifts: Sequence[tuple[_Shift, _Shift]], by_power: bool
 ) -> MeasuredPoint:
     latency, own_latency = _mean([visit.latency for visit in visits], [shift for shift, _ in shifts])
-    power = energy = None
+    power = energy = idle = None
     own_power = 0.0
     if by_power:
         power, own_power = _mean([visit.power for visit in visits if visit.power], [shift for _, shift in shifts])
@@ -246,9 +271,11 @@ def _combine(
             for a, b in shifts
         ]
         energy, _ = _mean([visit.energy for visit in visits if visit.energy], both)
+        if idles := [(v.idle_power, shift) for v, (_, shift) in zip(visits, shifts, strict=True) if v.idle_power]:
+            idle, _ = _mean(*zip(*idles, strict=True))
     tails = [v.latency_p95_s * np.exp(-s.log) for v, (s, _) in zip(visits, shifts, strict=True) if v.latency_p95_s]
     p95_s = float(np.mean(tails)) if tails else None
-    return MeasuredPoint(key, latency, power, energy, p95_s, tuple(visits), (own_latency, own_power))
+    return MeasuredPoint(key, latency, power, energy, p95_s, tuple(visits), (own_latency, own_power), idle)
 
 
 def _mean(estimates: Sequence[Estimate], shifts: Sequence[_Shift]) -> tuple[Estimate, float]:

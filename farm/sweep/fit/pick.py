@@ -1,16 +1,17 @@
 """The point to ship: the best measured one that keeps deadline and power limit, with its confidence; and fronts of
-latency and energy: dominance, its confidence, and the hypervolume of a front.
+latency and energy: dominance, and the hypervolume of a front.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from farm.errors import UsageError
-from farm.points.values import Estimate, Goal, Objective
+from farm.points.values import Z95, Estimate, Goal, Objective
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.fit.terms import Floats
 
@@ -19,10 +20,8 @@ _DRAWS = 1000
 _SEED = 0
 MAX_RUNNERS_UP = 3
 CLOSE = 0.03
-# Draws behind a confidence, whose own error is then below 3 %; a fixed seed, so that equal data give equal answers.
-_FRONT_DRAWS = 400
-# Contenders below this confidence are dropped.
-_LEAST = 0.05
+# The rail of an external meter (`device_agent/power/meter.py`), and the fewest visits that tell it from the rails.
+METER, _LEAST_VISITS = "meter", 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +56,31 @@ class Pick:
     reason: str
 
 
-def pick_point(analysis: Analysis, goal: Goal) -> Pick:
-    """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs."""
+def pick_point(analysis: Analysis, goal: Goal, idle: Estimate | None = None) -> Pick:
+    """Choose among the points measured; predictions are never chosen. Raises UsageError without what the goal needs.
+
+    `idle` stands for the idle power at every point, as where clocks are released between inferences.
+    """
     points = list(analysis.measured.values())
     if not points:
         raise UsageError("nothing is measured yet, so nothing can be picked", hint="resume the sweep")
-    require_power(analysis.has_power, goal)
+    require_power(analysis.has_power, goal, analysis.has_idle)
+    wall = require_wall(analysis, goal)
     # One estimate decides everything, and is the one shown: otherwise a pick may seem to be faster than the fastest.
     combined = analysis.combine()
+    if idle is not None:
+        combined = {key: dataclasses.replace(figures, idle=idle) for key, figures in combined.items()}
+    if wall is not None:
+        combined = {key: wall.convert(figures) for key, figures in combined.items()}
     fastest = min(points, key=lambda point: combined[point.key].latency.value)
-    fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
-    if not fits:
+    choices = [
+        _choose(point, combined[point.key], objective, combined[fastest.key])
+        for point in points
+        if keeps_limits(point, combined[point.key], goal)
+        and (objective := estimate_objective(combined[point.key], goal)) is not None
+    ]
+    if not choices:
         return Pick(None, (), 0.0, 0.0, _explain(combined, goal))
-    choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
     sds = np.array([choice.objective.log_sd for choice in ordered])
@@ -80,48 +91,136 @@ def pick_point(analysis: Analysis, goal: Goal) -> Pick:
     return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "")
 
 
-def require_power(has_power: bool, goal: Goal) -> None:
-    """Refuse a goal that a board without a power sensor cannot serve. Raises UsageError."""
+def require_power(has_power: bool, goal: Goal, has_idle: bool = True, why: str = "") -> None:
+    """Refuse a goal that a board without a power sensor, or visits without idle power, cannot serve: UsageError."""
     if goal.needs_power and not has_power:
         asked = f"--objective {goal.objective}" if goal.objective != "latency" else "--max-power"
+        asked = "--period" if goal.period_s is not None else asked
         raise UsageError(
-            f"{asked} needs power, and this board has no sensor for its total", hint="use --objective latency"
+            f"{asked} needs power, and this board has no sensor for its total{f' ({why})' if why else ''}",
+            hint="use --objective latency",
         )
+    if goal.objective is Objective.PERIOD and not has_idle:
+        raise UsageError(
+            "--period needs the idle power at each point, which these visits do not have", hint="Begin a new sweep."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Wall:
+    """Power at an external meter: `slope` times the rails' total, and `offset` W; with their covariance."""
+
+    slope: float
+    offset: float
+    covariance: Floats
+    visits: int
+
+    def convert(self, figures: Any) -> Any:
+        """Return the figures, `Combined` or a prediction, with power, energy and idle power at the meter."""
+        latency, power, energy, idle = figures.latency, figures.power, figures.energy, figures.idle
+        if power is None or energy is None:
+            return figures
+        there = self._convert(power)
+        joule = Estimate.of_log(energy.log + there.log - power.log, float(np.hypot(latency.log_sd, there.log_sd)))
+        return dataclasses.replace(figures, power=there, energy=joule, idle=self._convert(idle) if idle else None)
+
+    def _convert(self, power: Estimate) -> Estimate:
+        at, own_w = np.array([power.value, 1.0]), self.slope * power.value * power.log_sd
+        value = max(self.slope * power.value + self.offset, 1e-3)
+        return Estimate.of_log(float(np.log(value)), float(np.sqrt(at @ self.covariance @ at + own_w**2)) / value)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return both numbers, with half of their 95 % intervals."""
+        halves = Z95 * np.sqrt(np.diag(self.covariance))
+        return {
+            "slope": self.slope,
+            "slope_half": float(halves[0]),
+            "offset_w": self.offset,
+            "offset_half_w": float(halves[1]),
+            "visits": self.visits,
+        }
+
+
+def find_walls(analysis: Analysis) -> dict[str, Wall]:
+    """Fit each board's meter to its rails by least squares, where enough visits have both."""
+    both: dict[str, list[tuple[float, float]]] = {}
+    for visit in (visit for point in analysis.measured.values() for visit in point.visits):
+        if visit.power and METER in visit.rail_power_w:
+            both.setdefault(visit.board, []).append((visit.power.value, visit.rail_power_w[METER]))
+    walls = {}
+    for board, pairs in both.items():
+        total, metered = np.transpose(pairs)
+        if len(pairs) < _LEAST_VISITS or not np.ptp(total) or np.allclose(total, metered):  # it is the total itself
+            continue
+        columns = np.stack([total, np.ones_like(total)], axis=1)
+        (slope, offset), rest, *_ = np.linalg.lstsq(columns, metered, rcond=None)
+        covariance = float(rest[0]) / (total.size - 2) * np.linalg.inv(columns.T @ columns)
+        walls[board] = Wall(float(slope), float(offset), covariance, total.size)
+    return walls
+
+
+def require_wall(analysis: Analysis, goal: Goal) -> Wall | None:
+    """Return the meter that a goal's watts are of, the first board's as all figures are. Raises UsageError."""
+    if not goal.wall:
+        return None
+    for wall in find_walls(analysis).values():
+        return wall
+    raise UsageError(
+        f"--objective {goal.aim} needs an external meter beside the rails, in {_LEAST_VISITS} visits or more",
+        "`meter:` in the fleet file names its program.",
+    )
+
+
+def estimate_objective(figures: Any, goal: Goal) -> Estimate | None:
+    """Return the goal's objective of a point's figures, with the errors of latency, power and idle power in it.
+
+    `figures` are `Combined` or a prediction; None without what the objective needs.
+    """
+    latency, power, energy, idle = figures.latency, figures.power, figures.energy, figures.idle
+    if goal.objective in (Objective.LATENCY, Objective.ENERGY) or power is None or energy is None:
+        found: Estimate | None = latency if goal.objective is Objective.LATENCY else energy
+        return found
+    if goal.period_s is not None and idle is None:
+        return None
+    idle = idle or power
+
+    def weigh(longer: float = 0.0, higher: float = 0.0, idler: float = 0.0) -> float:
+        # Energy is latency times power.
+        logs = (latency.log + longer, power.log + higher, energy.log + longer + higher, idle.log + idler)
+        return float(np.log(goal.weigh(*np.exp(logs))))
+
+    middle = weigh()
+    moved = (weigh(longer=latency.log_sd), weigh(higher=power.log_sd), weigh(idler=idle.log_sd))
+    return Estimate.of_log(middle, float(np.linalg.norm(np.array(moved) - middle)))
 
 
 def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     """Whether the upper ends of its intervals keep deadline and power limit."""
-    if goal.deadline_s is not None:
+    if goal.latest_s is not None:
         latest = figures.latency.high
         if goal.deadline_on_p95:
             latest *= (point.latency_p95_s or point.latency.value) / point.latency.value
-        if latest > goal.deadline_s:
+        if latest > goal.latest_s:
             return False
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
 
-def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> PickedPoint:
-    latency, power, energy = combined.latency, combined.power, combined.energy
-    objective: Estimate
-    if goal.objective is Objective.LATENCY or power is None or energy is None:
-        objective = latency
-    elif goal.objective is Objective.EDP:
-        spread = float(np.hypot(energy.log_sd, latency.log_sd))
-        objective = Estimate.of_log(energy.log + latency.log, spread)
-    else:
-        objective = power if goal.objective is Objective.POWER else energy
+def _choose(point: MeasuredPoint, combined: Combined, objective: Estimate, fastest: Combined) -> PickedPoint:
+    energy = combined.energy
     saves = 1 - energy.value / fastest.energy.value if energy and fastest.energy else None
-    return PickedPoint(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
+    return PickedPoint(point, combined, objective, combined.latency.value / fastest.latency.value - 1, saves)
 
 
 def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
     """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
-    if goal.deadline_s is not None:
+    if goal.latest_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
-        limits.append(f"a {what}latency of at most {goal.deadline_s * 1e3:.4g} ms")
+        limits.append(f"a {what}latency of at most {goal.latest_s * 1e3:.4g} ms")
         key = min(combined, key=lambda key: combined[key].latency.value)
         nearest.append(f"the fastest takes {combined[key].latency.value * 1e3:.4g} ms ({key})")
+        if goal.period_s is not None and (over_s := combined[key].latency.high - goal.period_s) > 0:
+            nearest.append(f"the period is {over_s * 1e3:.3g} ms too short for its interval")
     if goal.max_power_w is not None:
         limits.append(f"at most {goal.max_power_w:.4g} W")
         watts = {key: point.power.value for key, point in combined.items() if point.power}
@@ -129,48 +228,6 @@ def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
             key = min(watts, key=watts.__getitem__)
             nearest.append(f"the most frugal draws {watts[key]:.4g} W ({key})")
     return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(nearest)}"
-
-
-@dataclasses.dataclass(frozen=True)
-class FrontCandidate:
-    """A point with its two costs: latency in s and energy in J (or another cost)."""
-
-    key: str
-    latency: Estimate
-    cost: Estimate
-
-
-@dataclasses.dataclass(frozen=True)
-class FrontPoint:
-    """A point that may be on the front. `confidence` is the probability that none of the others is better in both.
-
-    `on_front` is by the values; a point with it false and some confidence is a contender that the measurements cannot
-    distinguish from the front.
-    """
-
-    key: str
-    on_front: bool
-    confidence: float
-
-
-def find_front(candidates: Sequence[FrontCandidate]) -> tuple[FrontPoint, ...]:
-    """Return the front and its contenders, fastest first. Errors of different points are taken as independent."""
-    if not candidates:
-        return ()
-    latency = np.array([candidate.latency.value for candidate in candidates])
-    cost = np.array([candidate.cost.value for candidate in candidates])
-    noise = np.random.default_rng(_SEED).standard_normal((2, _FRONT_DRAWS, len(candidates)))
-    times = latency * np.exp(noise[0] * np.array([candidate.latency.log_sd for candidate in candidates]))
-    costs = cost * np.exp(noise[1] * np.array([candidate.cost.log_sd for candidate in candidates]))
-    counts = np.zeros(len(candidates))
-    for draw in range(_FRONT_DRAWS):
-        counts[front_rows(times[draw], costs[draw])] += 1
-    chosen = set(front_rows(latency, cost))
-    rows = [row for row in range(len(candidates)) if row in chosen or counts[row] >= _LEAST * _FRONT_DRAWS]
-    return tuple(
-        FrontPoint(candidates[row].key, row in chosen, float(counts[row] / _FRONT_DRAWS))
-        for row in sorted(rows, key=lambda row: (latency[row], cost[row]))
-    )
 
 
 def front_rows(latency: Floats, cost: Floats) -> list[int]:

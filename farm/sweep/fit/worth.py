@@ -41,14 +41,25 @@ class Worth:
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """Latency in s, power in W, energy in J, of points in one shape. Without a sensor power and energy are 1."""
+    """Latency in s, power and idle power in W, energy in J, of points in one shape. Without a sensor powers are 1."""
 
     latency: Floats
     power: Floats
+    idle: Floats
 
     @property
     def energy(self) -> Floats:
         return self.latency * self.power
+
+    @classmethod
+    def of(cls, wall: pick.Wall | None, latency: Floats, power: Floats | None, idle: Floats | None) -> _Values:
+        """Make them from logarithms; powers are at the meter where one is meant."""
+        watts = (np.ones_like(latency) if each is None else np.exp(each) for each in (power, idle))
+        return cls(np.exp(latency), *(each if wall is None else wall.slope * each + wall.offset for each in watts))
+
+    def weigh(self, goal: Goal) -> Floats:
+        """Return the objective's values."""
+        return np.asarray(goal.weigh(self.latency, self.power, self.energy, self.idle))
 
 
 def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tuple[float, float], seed: int) -> Worth:
@@ -64,25 +75,20 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     done = np.array([row for row, key in enumerate(keys) if key in analysis.measured], dtype=np.int64)
     left = np.array([r for r, k in enumerate(keys) if k not in analysis.measured and k not in excluded], dtype=np.int64)
     # The fit knows more of a measured point than its own visit does: its neighbours.
-    known = _Values(
-        np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done.size)
-    )
+    idle = analysis.idle if goal.period_s is not None else None
+    wall = next(iter(pick.find_walls(analysis).values()), None) if goal.wall else None
+    expected = _Values.of(wall, model.latency.mean, *(each.mean if each else None for each in (model.power, idle)))
+    known = _Values(expected.latency[done], expected.power[done], expected.idle[done])
     if not left.size:
         return Worth((), 1.0, 0.0, 0.0)
     p95 = _p95(analysis)
-    rows = _find_contenders(analysis, goal, known, left, p95)
-    latency = np.exp(model.latency.draw(rows, _DRAWS, rng))
-    power = np.exp(model.power.draw(rows, _DRAWS, rng)) if model.power else np.ones_like(latency)
-    drawn = _Values(latency, power)
-    expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
+    rows = _find_contenders(analysis, goal, known, left, p95, wall)
+    latency = model.latency.draw(rows, _DRAWS, rng)
+    drawn = _Values.of(wall, latency, *(each.draw(rows, _DRAWS, rng) if each else None for each in (model.power, idle)))
     front, share, doubt = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
     picks, gain = _weigh_pick(goal, drawn, known, p95)
     scores = front / wants[0] + picks / wants[1]
     return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain, doubt)
-
-
-def _power(mean: Floats | None, count: int) -> Floats:
-    return np.ones(count) if mean is None else np.exp(mean)
 
 
 def _p95(analysis: Analysis) -> float:
@@ -93,29 +99,32 @@ def _p95(analysis: Analysis) -> float:
 
 def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
     meets = np.ones(values.latency.shape, dtype=bool)
-    if goal.deadline_s is not None:
-        meets &= values.latency * (p95 if goal.deadline_on_p95 else 1.0) * margin <= goal.deadline_s
+    if goal.latest_s is not None:
+        meets &= values.latency * (p95 if goal.deadline_on_p95 else 1.0) * margin <= goal.latest_s
     if goal.max_power_w is not None:
         meets &= values.power * margin <= goal.max_power_w
     return meets
 
 
-def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float) -> Indices:
+def _find_contenders(
+    analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float, wall: pick.Wall | None
+) -> Indices:
     """Return the rows with the best optimistic values; half of them for the front, half for the pick."""
     model = analysis.model
     assert model is not None
     if left.size <= _CONTENDERS:
         return left
-    power_sd = model.power.sd[left] if model.power else 0.0
-    power_mean = model.power.mean[left] if model.power else 0.0
-    latency = np.exp(model.latency.mean[left] - _HOPE * model.latency.sd[left])
-    hoped = _Values(latency, np.exp(power_mean - _HOPE * power_sd) * np.ones_like(latency))
+    idle = analysis.idle if goal.period_s is not None else None
+    lows = [each.mean[left] - _HOPE * each.sd[left] if each else None for each in (model.power, idle)]
+    hoped = _Values.of(wall, model.latency.mean[left] - _HOPE * model.latency.sd[left], *lows)
     reference = pick.reference_point(
         np.concatenate([known.latency, hoped.latency]), np.concatenate([known.energy, hoped.energy])
     )
     worth = pick.improvements(hoped.latency, hoped.energy, known.latency, known.energy, reference)
-    objective = goal.objective.of(hoped.latency, hoped.power, hoped.energy)
-    objective = np.where(_meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / latency.max())
+    objective = hoped.weigh(goal)
+    objective = np.where(
+        _meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / hoped.latency.max()
+    )
     half = _CONTENDERS // 2
     chosen = set(np.argsort(-worth, kind="stable")[:half]) | set(np.argsort(objective, kind="stable")[:half])
     return np.asarray(left[sorted(int(row) for row in chosen)])
@@ -141,16 +150,16 @@ def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple
     margin = 1 + _MARGIN
     fits = _meets(goal, known, p95, margin)
     may = _meets(goal, drawn, p95, margin)
-    objective = goal.objective.of(drawn.latency, drawn.power, drawn.energy)
+    objective = drawn.weigh(goal)
     if fits.any():
-        best = float(goal.objective.of(known.latency, known.power, known.energy)[fits].min())
+        best = float(known.weigh(goal)[fits].min())
         better = np.where(may, np.maximum(0.0, best - objective) / best, 0.0)
         return better.mean(axis=0), float(better.max(axis=1).mean())
     if may.any():
         # A point that meets the limits beats all that do not.
         return may.mean(axis=0), 1.0
     # None does: what is left is to know how close one gets.
-    short = drawn.latency if goal.deadline_s is not None else drawn.power
-    best = float((known.latency if goal.deadline_s is not None else known.power).min())
+    short = drawn.latency if goal.latest_s is not None else drawn.power
+    best = float((known.latency if goal.latest_s is not None else known.power).min())
     closer = np.maximum(0.0, best - short) / best
     return closer.mean(axis=0), float(closer.max(axis=1).mean())

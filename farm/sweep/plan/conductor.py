@@ -44,7 +44,7 @@ class Conductor:
         self.series = tuple(series)
         self.visits = {each: list((visits or {}).get(each, ())) for each in series}
         self.grid = grid
-        self._planner = Planner(grid, goal, settings)
+        self._planners = self._plan_all(grid)
         self._pending: dict[str, str] = {}  # board -> key
         self._turn = 0
         # Changes of the planners' inputs, and the change at which a board asked without result; planning takes some
@@ -97,9 +97,14 @@ class Conductor:
         if grid is self.grid:
             return False
         self.grid = grid
-        self._planner = Planner(grid, self._goal, self._settings)
+        self._planners = self._plan_all(grid)
         self._changes += 1
         return True
+
+    def _plan_all(self, grid: Grid) -> dict[int, Planner]:
+        """Return a planner for each batch size: a period counts inputs."""
+        goals = {batch: self._goal.of_batch(batch) for _, batch in self.series}
+        return {batch: Planner(grid, goal, self._settings) for batch, goal in goals.items()}
 
     def known_latencies(self, series: Series) -> list[tuple[GridPoint, float]]:
         """Return the points at which a series was timed, with its latency in s."""
@@ -109,7 +114,8 @@ class Conductor:
     @property
     def anchor(self) -> GridPoint:
         """The repeated point, which is measured first."""
-        point = self.grid.find(self._planner.find_anchor(self.visits[self.series[0]]))
+        first = self.series[0]
+        point = self.grid.find(self._planners[first[1]].find_anchor(self.visits[first]))
         assert point is not None  # it is one of the grid's
         return point
 
@@ -117,9 +123,9 @@ class Conductor:
         busy = {key for other, key in self._pending.items() if other != board}
         for offset in range(len(self.series)):
             series = self.series[(self._turn + offset) % len(self.series)]
-            visits = self.visits[series]
-            anchor = self._planner.find_anchor(visits)
-            decision = self._planner.decide_next([*visits, *_stand_ins(busy - {anchor}, board, visits)], board)
+            visits, planner = self.visits[series], self._planners[series[1]]
+            anchor = planner.find_anchor(visits)
+            decision = planner.decide_next([*visits, *_stand_ins(busy - {anchor}, board, visits)], board)
             if decision.step is Step.VOID and not busy:
                 self.void = decision.reason
                 return None
@@ -137,9 +143,8 @@ class Conductor:
         found = []
         for series in self.series:
             visits = self.visits[series]
-            lacks = not any(v.key == key and v.is_valid for v in visits) and key not in self._planner.find_excluded(
-                visits
-            )
+            excluded = self._planners[series[1]].find_excluded(visits)
+            lacks = not any(v.key == key and v.is_valid for v in visits) and key not in excluded
             if series != leader and (key == anchor or lacks):
                 found.append(series)
         return found

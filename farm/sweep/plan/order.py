@@ -21,6 +21,7 @@ from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.points.requests import ALL, find_clocks
 from farm.points.values import Goal, Grid, Objective
 from farm.search import gpus
+from farm.sweep.fit.pick import require_power
 from farm.sweep.plan.adaptive import ANCHOR_EVERY
 from farm.types.documents import BoardInfo
 
@@ -153,21 +154,25 @@ def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> l
     ]
 
 
-def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Goal, list[str]]:
-    """Return the goal for this board: without a power sensor and an explicit objective, the least latency.
+def explain_lost_rails(about: Mapping[str, Any]) -> str:
+    """Name the rails of a board's description that give no values, with the reasons; "" for none."""
+    # The words are of `device_agent/power/calibrate.py`.
+    lost = (each for each in about.get("sensors", ()) if each["note"].startswith("no energy"))
+    return "; ".join(f"{each['rail']}: {each['note']}" for each in lost)
+
+
+def require_goal(goal: Goal, has_power: bool, objective_named: bool, why: str = "") -> tuple[Goal, list[str]]:
+    """Return the goal for this board: without total power (`why`) and an explicit objective, the least latency.
 
     Raises UsageError where power was asked for and there is no sensor.
     """
+    note = _NO_SENSOR + (f" ({why})" if why else "")
     if has_power or not goal.needs_power:
-        return goal, [] if has_power else [_NO_SENSOR]
-    objective = objective_named and goal.objective is not Objective.LATENCY
-    if objective or goal.max_power_w is not None:
-        what = f"--objective {goal.objective}" if objective else "--max-power"
-        raise UsageError(
-            f"{what} needs power, and this board has no sensor for its total",
-            "Use --objective latency, or leave it out.",
-        )
-    return dataclasses.replace(goal, objective=Objective.LATENCY), [_NO_SENSOR]
+        return goal, [] if has_power else [note]
+    if not objective_named:
+        goal = dataclasses.replace(goal, objective=Objective.LATENCY)
+    require_power(False, goal, why=why)
+    return goal, [note]
 
 
 def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ...]] | None:
@@ -247,7 +252,10 @@ def preview(
         )
     grid, notes = plan_order(order, clocks, Coupling.of(kind))
     if about:
-        _, more = require_goal(goal, bool(about.get("total_rails")), named)
+        why = explain_lost_rails(about)
+        # Rails that are only missing may have come since: the board itself is asked.
+        has_power = bool(about.get("total_rails")) or bool(kind.power.total and not why)
+        _, more = require_goal(goal, has_power, named, why)
         notes += more
     visits = count_visits(order, grid)
     return SweepPreview(kind, boards, simulated, target, grid, tuple(notes), count_points(order, grid), visits)

@@ -19,6 +19,7 @@ from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
+from farm.sweep.fit.pick import METER
 from farm.sweep.plan import order
 from farm.sweep.plan.order import SweepOrder, SweepPlace, SweepPreview, preview
 from farm.sweep.run.programs import SweepProgram
@@ -55,10 +56,16 @@ def run_sweep(
     session = SweepSession(wanted, where, board_type, source, settings, store, say, made)
     session.compile(found.target, found.simulated)
     with session:
-        description = session.connect()
-        goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
+        description = session.connect(goal.needs_power)
+        if goal.wall and (METER not in description.rails or METER in description.total_rails):
+            raise UsageError(
+                f"--objective {goal.aim} needs an external meter beside the rails of {description.name}",
+                "`meter:` in the fleet file names its program.",
+            )
+        released, why = session.read_released_idle(description)
+        goal, notes = order.require_goal(goal, released is not None, objective_named, why)
         grid, more = session.plan_grid(description)
-        more += session.prepare(description)
+        more += session.prepare(description, released is not None)
         sweep = store.sweeps.start(
             command="sweep run",
             model=source.name,
@@ -71,9 +78,10 @@ def run_sweep(
             settings={
                 "process": process_identity(),
                 "notes": [*notes, *more],
-                "has_power": bool(description.total_rails),
+                "has_power": released is not None,
                 "programs": {f"{p.variant} {p.batch}": p.about for p in session.programs.values()},
                 "environment": session.environment(description),
+                "released_idle_w": stored.estimate_to_dict(released),
             },
         )
         say(f"sweep {sweep}: {len(grid)} operating points of {session.first.name}")
@@ -120,7 +128,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
             raise UsageError(f"sweep {sweep} was made on {'simulated' if row.simulated else 'real'} boards")
         grid = stored.grid_from_dict(row.grid)
         session.require_grid(grid, description)
-        session.prepare(description)
+        session.prepare(description, bool(row.settings.get("has_power", description.total_rails)))
         store.sweeps.resume(sweep, process_identity())
         before = stored.read_visits(store.sweeps.fetch_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")

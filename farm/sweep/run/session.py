@@ -25,7 +25,7 @@ from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientEr
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
 from farm.points.grid import Coupling, GridRequest, leave_out, plan_grid
-from farm.points.values import Goal, Grid, GridPoint
+from farm.points.values import Estimate, Goal, Grid, GridPoint
 from farm.processes.jobs import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
@@ -42,6 +42,10 @@ from farm.version import __version__
 # One more board of the type per this many points: each has to measure the anchor, too.
 _POINTS_PER_BOARD = 4
 _LOOK_S = 0.2
+# The least time for idle power with released clocks: five values of the slowest known sensor (0.42 s).
+_IDLE_S = 2.1
+# How long to wait for a sensor whose driver loads late, and between two looks.
+_SENSOR_WAIT_S, _SENSOR_PAUSE_S = 10.0, 2.0
 
 Say = Callable[[str], None]
 
@@ -86,9 +90,24 @@ class SweepSession:
     def __exit__(self, *about: Any) -> None:
         self._stack.__exit__(*about)
 
-    def connect(self) -> Description:
-        """Return the first board's description."""
-        return self._crew.call(self.first.open())
+    def connect(self, needs_power: bool = False) -> Description:
+        """Return the first board's description; sensors that its type has may come seconds after it has started."""
+        description = self._crew.call(self.first.open())
+        until_s = time.monotonic() + _SENSOR_WAIT_S
+        while needs_power and self._type.power.total and not description.total_rails and time.monotonic() < until_s:
+            if order.explain_lost_rails(description.to_dict()):
+                break
+            self._say(f"waiting up to {_SENSOR_WAIT_S:g} s for the power sensor of {self.first.name}")
+            time.sleep(_SENSOR_PAUSE_S)
+            self.first.close()  # an agent looks for sensors before each session
+            description = self._crew.call(self.first.open())
+        return description
+
+    def read_released_idle(self, description: Description) -> tuple[Estimate | None, str]:
+        """Return the idle power with clocks as the board governs them, before any is pinned; or None, and why."""
+        if not description.total_rails:
+            return None, order.explain_lost_rails(description.to_dict())
+        return self._crew.call(self.first.read_power(max(_IDLE_S, visits.IDLE_SHARE * self._wanted.window_s)))
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
         """Return the board's grid after a trial; where nothing can be pinned there is one point."""
@@ -123,15 +142,15 @@ class SweepSession:
                 f"{description.name} does not have all points of this sweep: {sorted(lost)[0]}", "Begin a new sweep."
             )
 
-    def prepare(self, description: Description) -> list[str]:
-        """Plan how the board is measured; return messages about it."""
+    def prepare(self, description: Description, has_power: bool) -> list[str]:
+        """Plan how the board is measured, with a total power in every visit or without; return messages about it."""
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         if target.config is not None:
             gpus.prepare_boards(target.config, self._settings)
         self._threads = target.threads
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
-        self._needs_total = bool(description.total_rails)
+        self._needs_total = has_power
         self._simulated = description.simulated
         self.compile(target, description.simulated)
         self.programs = {program.series: program for program in self._made}
