@@ -100,7 +100,8 @@ class GpuWorld(World):
         norm, share, floor, rise = np.random.default_rng(seed).uniform((2.5, 0.3, 0.4, 0.2), (4, 0.8, 0.6, 0.4))
         self.latency_s = 0.02 * (gpu**-norm + (share / memory) ** norm) ** (1 / norm)
         volt = Knee(floor, rise).voltage(gpu)
-        self.power_w = 3.5 + 0.5 * volt + 5 * gpu * volt**2
+        self.idle_w = 3.5 + 0.5 * volt
+        self.power_w = self.idle_w + 5 * gpu * volt**2
         self.energy_j = self.latency_s * self.power_w
 
 

@@ -104,8 +104,8 @@ def test_without_a_sensor_the_goal_is_latency_unless_power_was_asked_for() -> No
 def test_a_sensor_whose_driver_loads_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Session by session, since an agent looks before each; not for ever."""
     monkeypatch.setattr(session, "_SENSOR_PAUSE_S", 0.001)
-    monkeypatch.setattr(session, "_SENSOR_WAIT_S", 0.02)
-    for seen in ([(), (), ("VDD_IN",)], itertools.repeat(())):
+    for seen, wait_s in (([(), (), ("VDD_IN",)], 60.0), (itertools.repeat(()), 0.02)):
+        monkeypatch.setattr(session, "_SENSOR_WAIT_S", wait_s)
         opened: Any = iter(seen)
         first = mock.Mock(open=lambda opened=opened: mock.Mock(total_rails=next(opened), to_dict=dict))
         fake = mock.Mock(first=first, _crew=mock.Mock(call=lambda made: made))
