@@ -88,8 +88,8 @@ def remove_folder(folder: Path) -> None:
 
 # A forked process has one thread; user-mode emulation adds its own.
 _threads_at_birth = 1
-# Children of this process that outlive sessions (`spare`).
-_spared: set[int] = set()
+# Children that serve this process for its lifetime: `kill_children` leaves them.
+SPARED: set[int] = set()
 
 
 def _prctl(option: int, value: int) -> None:
@@ -212,28 +212,13 @@ def kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
-def spare(pid: int) -> None:
-    """Exempt the child `pid` from `kill_children`: it serves this process for its lifetime."""
-    _spared.add(pid)
-
-
-def spare_no_more(pid: int) -> None:
-    """Undo `spare`."""
-    _spared.discard(pid)
-
-
-def is_spared(pid: int) -> bool:
-    """Whether a child is exempt from `kill_children`."""
-    return pid in _spared
-
-
 def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
     """Kill and reap all children except the spared, and theirs as they are adopted.
 
     Return whether none is left after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    while children := [pid for pid in find_children() if pid not in _spared]:
+    while children := [pid for pid in find_children() if pid not in SPARED]:
         for pid in children:
             kill_group(pid)
         if reap(children[0], deadline) is None:

@@ -62,7 +62,7 @@ class Rig:
                 python_command(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ
             )
         self._stack.callback(_stop, process)
-        processes.spare(process.pid)
+        processes.SPARED.add(process.pid)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready():
             if process.poll() is not None:

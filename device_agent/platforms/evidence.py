@@ -71,7 +71,10 @@ class Sensors:
         return tuple(self._zones)
 
     def read(self) -> Evidence:
-        cores = {name: self._list_cores(name) for name in ("scaling_cur_freq", "scaling_max_freq")}
+        cores = {
+            name: {core: f"{_CPUS}/cpu{core}/cpufreq/{name}" for core in self._cores}
+            for name in ("scaling_cur_freq", "scaling_max_freq")
+        }
         wanted = [_LOAD, _STAT, *self._alarms.values(), *self._zones.values(), *self._cooling.values()]
         wanted += [path for paths in cores.values() for path in paths.values()]
         texts = self._look(wanted)
@@ -98,9 +101,6 @@ class Sensors:
     def read_busy_s(self) -> float | None:
         """CPU time used since boot over all cores and processes, in ticks of 10 ms."""
         return _parse_busy_s(read_text(self.tree, _STAT))
-
-    def _list_cores(self, name: str) -> dict[str, str]:
-        return {core: f"{_CPUS}/cpu{core}/cpufreq/{name}" for core in self._cores}
 
     def _look(self, paths: Iterable[str]) -> dict[str, str | None]:
         """Read the paths, in one request if the tree supports that."""

@@ -68,7 +68,7 @@ class MeterRail:
         except OSError as error:
             self._lose(f"the meter {self._words[0]} cannot be started: {error.strerror or error}")
             return
-        processes.spare(self._program.pid)
+        processes.SPARED.add(self._program.pid)
         os.set_blocking(self._pipe, False)
         if not select.select([self._pipe], [], [], _FIRST_S)[0]:
             self._lose(f"the meter has printed nothing for {_FIRST_S:g} s")
@@ -157,7 +157,7 @@ class MeterRail:
         except subprocess.TimeoutExpired:
             processes.kill_group(program.pid)
             program.wait()
-        processes.spare_no_more(program.pid)
+        processes.SPARED.discard(program.pid)
         if program.stdout is not None:
             program.stdout.close()
 

@@ -106,9 +106,7 @@ def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
 
 def mapped_bytes(pid: int) -> int:
     """The mapped address space of process `pid`; 0 once it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-    return 0
+    return _read_status(pid, "VmSize")
 
 
 def peak_mapped_bytes(pid: int) -> int:

@@ -106,7 +106,7 @@ class Watch:
             for fd in (self._report, self._output):
                 while self._read(fd):
                     pass
-        others = [pid for pid in processes.find_children() if not processes.is_spared(pid) and pid != self._pid]
+        others = [pid for pid in processes.find_children() if pid not in processes.SPARED | {self._pid}]
         self.alone = not processes.find_children(self._pid) and not others
         return end
 

@@ -94,7 +94,7 @@ class Workers:
                 beside = dataclasses.replace(plan, marks=marks, cpus=own, others=())
                 job = functools.partial(engines.run_beside, spec, path, inputs, beside, plan.marks)
                 workers.append(self._fork(job, spec.limits, own))
-                processes.spare(workers[-1].pid)
+                processes.SPARED.add(workers[-1].pid)
             plan.cpus = tuple(cores[:share])
             yield workers
         finally:
@@ -197,7 +197,7 @@ class _Worker:
             if orders is not None:
                 orders.close(orders.reading)
                 ours.callback(orders.close, orders.writing)
-                processes.spare(self.pid)
+                processes.SPARED.add(self.pid)
             # `workers` is closed now, so the worker's death is an end of file here.
             self._ours = ours.pop_all()
 
@@ -216,7 +216,7 @@ class _Worker:
 
     def leave(self) -> None:
         """Release it after its death or its one job."""
-        processes.spare_no_more(self.pid)
+        processes.SPARED.discard(self.pid)
         self._ours.close()
 
     def end(self) -> None:
