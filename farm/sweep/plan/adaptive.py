@@ -28,7 +28,7 @@ MAX_RETRIES = 2
 FRONT_LEFT, PICK_LEFT = 0.016, 0.003
 # In a grid up to this size each point is much of its front, and each visit much of the sweep. So the front counts as
 # known where the fit predicts it: the sd of its hypervolume may be this. This gain of the pick is not worth a visit.
-_SMALL_GRID, _SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT = 60, 0.03, 0.008
+_SMALL_GRID, _SMALL_FRONT_DOUBT, _SMALL_PICK_LEFT = 60, 0.03, 0.01
 # Every so many points one is spent where the fit is least certain, regardless of gains: a fit of its favourites alone
 # is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
