@@ -224,7 +224,10 @@ class Goal:
 
     def __post_init__(self) -> None:
         if (self.period_s is None) == (self.objective is Objective.PERIOD):
-            raise UsageError("the objective period and a period go together", "Say --period 33ms, or --period 30fps.")
+            raise UsageError(
+                f"a period is an objective of its own, and needs its length; the objective is {self.objective}",
+                "Say --period 33ms, or --period 30fps.",
+            )
         if self.period_s is not None and (self.deadline_s or 0.0) > self.period_s:
             late, every = (units.format_latency(each or 0.0) for each in (self.deadline_s, self.period_s))
             raise UsageError(

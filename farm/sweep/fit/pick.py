@@ -65,7 +65,10 @@ def pick_point(analysis: Analysis, goal: Goal, idle: Estimate | None = None) -> 
     if not points:
         raise UsageError("nothing is measured yet, so nothing can be picked", hint="resume the sweep")
     require_power(analysis.has_power, goal, analysis.has_idle)
-    wall = require_wall(analysis, goal)
+    wall = next(iter(find_walls(analysis).values()), None) if goal.wall else None
+    if goal.wall and wall is None:
+        why = f"--objective {goal.aim} needs an external meter beside the rails (`meter:` in the fleet file), and "
+        return Pick(None, (), 0.0, 0.0, f"{why}{_LEAST_VISITS} visits or more with it")
     # One estimate decides everything, and is the one shown: otherwise a pick may seem to be faster than the fastest.
     combined = analysis.combine()
     if idle is not None:
@@ -157,18 +160,6 @@ def find_walls(analysis: Analysis) -> dict[str, Wall]:
         covariance = float(rest[0]) / (total.size - 2) * np.linalg.inv(columns.T @ columns)
         walls[board] = Wall(float(slope), float(offset), covariance, total.size)
     return walls
-
-
-def require_wall(analysis: Analysis, goal: Goal) -> Wall | None:
-    """Return the meter that a goal's watts are of, the first board's as all figures are. Raises UsageError."""
-    if not goal.wall:
-        return None
-    for wall in find_walls(analysis).values():
-        return wall
-    raise UsageError(
-        f"--objective {goal.aim} needs an external meter beside the rails, in {_LEAST_VISITS} visits or more",
-        "`meter:` in the fleet file names its program.",
-    )
 
 
 def estimate_objective(figures: Any, goal: Goal) -> Estimate | None:
