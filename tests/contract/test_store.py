@@ -338,33 +338,29 @@ def test_a_read_only_folder(existing: bool) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_full_disk_loses_nothing_written(tmp_path: pathlib.Path) -> None:
-    """When no byte more fits the error points to FARM_HOME, and every trial reported as written is there."""
+def test_a_full_disk_loses_nothing_written_and_can_be_read(tmp_path: pathlib.Path) -> None:
+    """When no byte more fits the error points to FARM_HOME, and every trial reported as written is there.
+
+    Readers still see the store as it is; writers report that the disk is full.
+    """
     path = tmp_path / "farm.db"
     with Store(path) as store:
         begin(store)
-    writer = run_python(_ON_A_FULL_DISK, path)
-    answer, complaints = writer.communicate(timeout=60)
-    assert writer.returncode == 0, complaints
-    written, kind, hint = (word.strip() for word in answer.split("|"))
+    answers = []
+    for script in (_ON_A_FULL_DISK, _READ_ON_A_FULL_DISK):
+        child = run_python(script, path)
+        answer, complaints = child.communicate(timeout=60)
+        assert child.returncode == 0, complaints
+        answers.append(answer)
+    written, kind, hint = (word.strip() for word in answers[0].split("|"))
     assert kind == "UnavailableError"
     assert "FARM_HOME" in hint
     assert 0 < int(written) < 100
-    with Store(path) as store:
-        assert [row["candidate"] for row in store.trials.fetch()] == [f"c{n}" for n in range(int(written))]
-
-
-def test_a_full_disk_can_be_read(tmp_path: pathlib.Path) -> None:
-    """Readers still see the store as it is; writers report that the disk is full."""
-    path = tmp_path / "farm.db"
-    with Store(path) as store:
-        begin(store)
-    reader = run_python(_READ_ON_A_FULL_DISK, path)
-    answer, complaints = reader.communicate(timeout=60)
-    assert reader.returncode == 0, complaints
-    count, refused = answer.splitlines()
+    count, refused = answers[1].splitlines()
     assert count == "1"
     assert "cannot be used for writing: its disk is full" in refused
+    with Store(path) as store:
+        assert [row["candidate"] for row in store.trials.fetch()] == [f"c{n}" for n in range(int(written))]
 
 
 def test_a_path_may_hold_any_character(tmp_path: pathlib.Path) -> None:

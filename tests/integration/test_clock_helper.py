@@ -460,52 +460,32 @@ def let_others_in(folder: pathlib.Path) -> None:
 
 @pytest.mark.core
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_socket_refuses_strangers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Only the owner and the given group may connect; others get the reason."""
+def test_other_users_need_the_group_and_cannot_force(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Only the owner and the given group may connect; others get the reason. Clients run foreign code: they
+    take no clocks from others and declare no board safe.
+    """
     folder = pathlib.Path(tmp_path_factory.mktemp("shared"))
     let_others_in(folder)
     helper = Helper(folder)
     helper.start("--group", "daemon")
-    assert helper.socket.stat().st_mode & 0o777 == 0o660
-    script = (
-        "import grp, os, pwd, sys; from device_agent.clocks.client import HelperClient\n"
-        "os.setgroups([]); os.setgid(grp.getgrnam(sys.argv[2]).gr_gid); os.setuid(pwd.getpwnam('daemon').pw_uid)\n"
-        "print(HelperClient(sys.argv[1]).status())"
-    )
-    outputs = []
-    for group in ("nogroup", "daemon"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(helper.socket), group],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        outputs.append(done.stdout + done.stderr)
-    assert "refuses this user" in outputs[0]
-    assert "AccessStatus" in outputs[1]
-    helper.stop()
 
-
-@pytest.mark.core
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_force_is_for_root(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Clients of the socket run foreign code: they take no clocks from others and declare no board safe."""
-    folder = pathlib.Path(tmp_path_factory.mktemp("forced"))
-    let_others_in(folder)
-    helper = Helper(folder)
-    helper.start("--group", "daemon")
-    try:
-        holder = helper.hold()
-        held = helper.now()
+    def ask(request: str, group: str) -> str:
         script = (
             "import grp, os, pwd, sys; from device_agent.clocks.client import HelperClient\n"
-            "os.setgroups([]); os.setgid(grp.getgrnam('daemon').gr_gid); os.setuid(pwd.getpwnam('daemon').pw_uid)\n"
-            "HelperClient(sys.argv[1]).clear_unsafe(force=True)"
+            "os.setgroups([]); os.setgid(grp.getgrnam(sys.argv[2]).gr_gid); os.setuid(pwd.getpwnam('daemon').pw_uid)\n"
+            f"print(HelperClient(sys.argv[1]).{request})"
         )
-        command = [sys.executable, "-c", script, str(helper.socket)]
+        command = [sys.executable, "-c", script, str(helper.socket), group]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "force is for root, not for uid" in done.stderr
+        return done.stdout + done.stderr
+
+    try:
+        assert helper.socket.stat().st_mode & 0o777 == 0o660
+        assert "refuses this user" in ask("status()", "nogroup")
+        assert "AccessStatus" in ask("status()", "daemon")
+        holder = helper.hold()
+        held = helper.now()
+        assert "force is for root, not for uid" in ask("clear_unsafe(force=True)", "daemon")
         assert helper.now() == held
         assert holder.ask(f"write {GOVERNOR} performance") == "ok"
     finally:

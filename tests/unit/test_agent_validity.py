@@ -35,42 +35,16 @@ def ok(before: Evidence, after: Evidence, latency_s: tuple[float, ...] = (1.0, 1
 @pytest.mark.parametrize(
     ("before", "after", "status", "words"),
     [
-        pytest.param(STEADY, STEADY, Status.OK, "", id="nothing-moved"),
-        pytest.param(
-            STEADY,
-            changed(cooling={"cpu-throttle-alert": 2}),
-            Status.THROTTLED,
-            "cpu-throttle-alert = 2",
-            id="throttled",
-        ),
-        pytest.param(
-            changed(cooling={"cpu-throttle-alert": 1}), STEADY, Status.THROTTLED, "GPU-therm at 71.5 C", id="hot-before"
-        ),
-        pytest.param(
-            STEADY, changed(alarms={"soctherm_oc.oc1_event_cnt": 8}), Status.THROTTLED, "over-current", id="alarm"
-        ),
-        pytest.param(
-            STEADY,
-            changed(cpu_freq_hz={"0": 614_400_000, "1": 921_600_000}),
-            Status.CLOCK_DRIFTED,
-            "cpu0 ran at 614.4 MHz after",
-            id="clock-fell",
-        ),
-        pytest.param(
-            STEADY, changed(cpu_freq_hz={"0": 0, "1": 930_000_000}), Status.OK, "", id="idle-core-reads-0-and-jitter"
-        ),
-        pytest.param(STEADY, changed(cpu_freq_hz={"0": 921_600_000}), Status.OK, "", id="core-without-a-file"),
-        pytest.param(
-            STEADY,
-            changed(cpu_max_hz={"0": 1_479_000_000, "1": 921_600_000}),
-            Status.CLOCK_DRIFTED,
-            "upper limit of cpu0",
-            id="another-client-moved-the-limit",
-        ),
-        pytest.param(
-            STEADY, changed(memory_freq_hz=800_000_000), Status.CLOCK_DRIFTED, "memory clock", id="memory-clock-fell"
-        ),
-        pytest.param(STEADY, changed(memory_freq_hz=None), Status.OK, "", id="unreadable-is-no-drift"),
+        (STEADY, STEADY, Status.OK, ""),
+        (STEADY, changed(cooling={"cpu-throttle-alert": 2}), Status.THROTTLED, "cpu-throttle-alert = 2"),
+        (changed(cooling={"cpu-throttle-alert": 1}), STEADY, Status.THROTTLED, "GPU-therm at 71.5 C"),
+        (STEADY, changed(alarms={"soctherm_oc.oc1_event_cnt": 8}), Status.THROTTLED, "over-current"),
+        (STEADY, changed(cpu_freq_hz={"0": 614_400_000, "1": 921_600_000}), Status.CLOCK_DRIFTED, "cpu0 ran at 614.4"),
+        (STEADY, changed(cpu_freq_hz={"0": 0, "1": 930_000_000}), Status.OK, ""),
+        (STEADY, changed(cpu_freq_hz={"0": 921_600_000}), Status.OK, ""),
+        (STEADY, changed(cpu_max_hz={"0": 1_479_000_000, "1": 921_600_000}), Status.CLOCK_DRIFTED, "limit of cpu0"),
+        (STEADY, changed(memory_freq_hz=800_000_000), Status.CLOCK_DRIFTED, "memory clock"),
+        (STEADY, changed(memory_freq_hz=None), Status.OK, ""),
     ],
 )
 def test_evidence_decides(before: Evidence, after: Evidence, status: Status, words: str) -> None:
