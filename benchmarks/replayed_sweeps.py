@@ -148,11 +148,14 @@ def replay_latencies(seconds: Seconds, seed: int) -> dict[str, float]:
 
 def main() -> None:
     parser = _machine.parser(__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the measured tables")
+    parser.add_argument("--data", type=pathlib.Path, help="folder of the measured tables")
     parser.add_argument("--seeds", type=int, default=5, help="boards per deadline and network")
     options = parser.parse_args()
-    if not options.data.is_dir():
-        parser.error(f"{options.data} is no folder")
+    if options.data is None:
+        _machine.say("without --data there is nothing to replay")
+        return
+    if not (options.data / "tx2_frames.csv").is_file():
+        parser.error(f"{options.data} has no tx2_frames.csv")
     seeds, deadlines = (1, 2) if options.quick else (options.seeds, 20)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _machine.only_json() as emit:

