@@ -98,12 +98,14 @@ class Analysis:
 
         Fitted when it is first asked for: only one objective needs it.
         """
-        known = {key: point.idle for key, point in self.measured.items() if point.idle}
+        known = {key: (point, point.idle) for key, point in self.measured.items() if point.idle}
         if self.model is None or self.terms is None or len(known) < MIN_POINTS:
             return None
         at = tuple(row for row, point in enumerate(self.grid.points) if point.key in known)
-        estimates = [known[self.grid.points[row].key] for row in at]
-        data = _to_data(at, estimates, [estimate.log_sd for estimate in estimates])
+        both = [known[self.grid.points[row].key] for row in at]
+        # The part of the drift is that of power.
+        owns = [i.log_sd**2 - (p.power.log_sd**2 - p.own_log_sd[1] ** 2 if p.power else 0.0) for p, i in both]
+        data = _to_data(at, [idle for _, idle in both], np.sqrt(np.maximum(owns, 1e-8)).tolist())
         return fit_power(self.terms, data, np.exp(self.model.latency.mean))
 
     def combine(self) -> dict[str, Combined]:

@@ -181,7 +181,8 @@ def estimate_objective(figures: Any, goal: Goal) -> Estimate | None:
         return float(np.log(goal.weigh(*np.exp(logs))))
 
     middle = weigh()
-    moved = (weigh(longer=latency.log_sd), weigh(higher=power.log_sd), weigh(idler=idle.log_sd))
+    # One sensor and one drift: the errors of power and idle power add.
+    moved = (weigh(longer=latency.log_sd), weigh(higher=power.log_sd, idler=idle.log_sd))
     return Estimate.of_log(middle, float(np.linalg.norm(np.array(moved) - middle)))
 
 
