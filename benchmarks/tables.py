@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,8 +20,6 @@ PAGES = tuple(
         *(f"docs/{page}.md" for page in ("performance", "fidelity", "gpu", "sweeps", "kernels/arm")),
     )
 )
-# The folder of results that are counted, not timed, and so do not depend on the machine.
-_ANY = "any"
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Single figures: what is measured, unit, benchmark, path inside its figures, goal.
@@ -47,11 +44,9 @@ _QUICKSTART = (
 # Rows of the sweeps' accuracy: name, path inside a grid, goal.
 _SWEEPS = (
     ("points measured, mean", "points_mean", "≤60 (TX2)"),
-    ("share of the grid measured, mean", "share_of_grid_mean", "≤0.20"),
     ("visits, mean", "visits_mean", ""),
     ("share of the front's hypervolume, mean", "hypervolume_mean", "≥0.98"),
     ("share of the front's hypervolume, worst board", "hypervolume_ratio min", ""),
-    ("boards with at least 98 % of it", "boards_at_98_percent", ""),
     ("boards whose pick is within 3 % of the least energy", "pick_within_3_percent_share", "≥0.95"),
     ("more energy than the least, worst pick", "pick_regret max", ""),
     ("boards whose pick keeps the deadline", "deadline_kept_share", "≥0.99"),
@@ -100,13 +95,6 @@ def to_sources(results: Iterable[Mapping[str, Any]]) -> str:
     for each in results:
         found.setdefault(each["command"], []).append(f"{each['on']} ({each['date']}, {each['commit']})")
     return "".join(f"\n`{command}`: {', '.join(places)}.\n" for command, places in found.items())
-
-
-def make_machines(_: list[dict[str, Any]]) -> str:
-    """List the machines that something was timed on."""
-    machines = {path.parent.name: json.loads(path.read_text())["machine"] for path in sorted(RESULTS.glob("*/*.json"))}
-    rows = ((on, one["cpu"], one["cores"]) for on, one in machines.items() if on != _ANY)
-    return to_table(("machine", "processor", "cores"), rows)
 
 
 def make_engines(results: list[dict[str, Any]]) -> str:
@@ -227,21 +215,6 @@ def make_gpu_estimates(results: list[dict[str, Any]]) -> str:
     return to_table(head, _rows(results, "rows", ("group", "kernels", "rank", "rank_of_shares", "factor", *errors)))
 
 
-def make_gpu_schedules(results: list[dict[str, Any]]) -> str:
-    """Say how good first plans are, and what becomes of plans, by model."""
-    tried = ("workloads", "plans of each", "refused", "spill")
-    head = ("model", *tried, "predictions off", "first over best, median", "worst", "CPU s a plan")
-    rows: list[Row] = []
-    for each in results:
-        for name, model in each["figures"]["models"].items():
-            over = [row["first_over_best"] for row in model["estimates"]]
-            refused = sum(count for end, count in model["plans"].items() if end != "taken")
-            counts = (model["workloads"], model["plans of each"], refused, model["candidates that spill"])
-            off, seconds = model["error of predictions"], model["processor seconds per candidate"]
-            rows.append((name, *counts, off, statistics.median(over), max(over), seconds))
-    return to_table(head, rows)
-
-
 def make_bundle(results: list[dict[str, Any]]) -> str:
     """Say on which GPUs `gpu-bundle/run` ran: keep its file as results/<card>/gpu_bundle.json."""
     head = ("card", "driver", "commit", "checks", "wrong", "not reached")
@@ -321,7 +294,6 @@ def _rows(results: Iterable[Mapping[str, Any]], key: str, paths: Iterable[str]) 
 
 
 TABLES = {
-    "machines": make_machines,
     "quickstart": make_quickstart,
     "vs_engines": make_engines,
     "thirty_models": make_small_models,
@@ -330,7 +302,6 @@ TABLES = {
     "emulated_price": make_estimates,
     "emulated_instructions": make_instructions,
     "gpu_prices": make_gpu,
-    "gpu_schedules": make_gpu_schedules,
     "nano": make_nano,
     "gpu_estimates": make_gpu_estimates,
     "gpu_bundle": make_bundle,
