@@ -167,8 +167,7 @@ def _writes_clocks(chosen: argparse.Namespace) -> bool:
 
 def _host_name() -> str:
     """Reduce the host's name to a valid board name."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63]
-    return name or "board"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63] or "board"
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int, rig: type[Rig]) -> int:
