@@ -146,7 +146,7 @@ def test_limits_as_they_are_typed() -> None:
     for words, aim in ((("", "", "", "none"), "energy"), (("", "", "wall-period"), "wall-period")):
         assert read_goal(camera, *words).aim == aim
     for words in (("", "", "edp", "30fps"), ("", "", "period"), ("40ms", "", "", "33ms"), ("none", "", "", "0fps")):
-        with pytest.raises(UsageError, match="period of 33|a period is|--period"):
+        with pytest.raises(UsageError, match=r"period of 33|a period is|--period"):
             read_goal(before, *words)
     for text in ("33", "0.5"):
         with pytest.raises(UsageError, match=f"--deadline '{text}' has no unit: {text}s, {text}ms"):
