@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.artifacts.artifact_folder import list_artifacts
+from farm.inventory.board_types import describe_watts
 from farm.points.values import format_conditions
 from farm.report import campaign_charts, campaign_rows, drawing, pages
 from farm.report.campaign_rows import Gain
@@ -97,7 +98,8 @@ def _simulated(document: Document) -> str:
     if not kinds:
         return ""
     which = "All boards" if len(kinds) == len(document["types"]) else f"Boards of type {', '.join(kinds)}"
-    return f"{which} are models of hardware: none of their figures was measured on a real one."
+    known = ", ".join(f"{kind} {describe_watts(kind)}" for kind in kinds)
+    return f"{which} are models of hardware ({known}): none of their figures was measured on a real one."
 
 
 def _doubts(document: Document) -> Iterator[PageAnswer]:

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from farm.inventory.board_types import describe_watts
 from farm.report import campaign_rows, pages
 from farm.report.charts import Picture
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
@@ -47,7 +48,8 @@ def write_page(document: Document) -> ReportPage:
         "Environment": _facts(document.get("environment") or {}),
         "Notes": _notes(document),
     }
-    simulated = "this board is a model of hardware. No figure below was measured on a real one."
+    watts = describe_watts(board["type"])
+    simulated = f"this board is a model of hardware, its {watts}. No figure below was measured on a real one."
     return ReportPage(
         title=f"{document['model']} on {board['type']}/{board['name']}",
         subtitle=_subtitle(document),
