@@ -78,7 +78,7 @@ def second(beside: tuple[Done, Done]) -> Done:
 def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any], second: Done) -> None:
     """Untuned and compiled code over the clocks of a simulated Nano: points, a front and a pick; the board is gone."""
     sweep = first["sweep"]
-    assert sweep["board"] == {"type": "jetson-nano", "names": ["quickstart-nano"], "simulated": True, "device": "cpu"}
+    assert (sweep["board"]["names"], sweep["board"]["watts"]) == (["quickstart-nano"], "watts assumed")
     assert [series["variant"] for series in sweep["series"]] == ["untuned", "compiled"]
     for series in sweep["series"]:
         assert len(series["rows"]) == 4
