@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import children
 from tests.acceptance.conftest import wait_until
 from tests.acceptance.rack import NAME, Rack, running_rack, timed
 from tests.integration.sshd import make_key
@@ -158,6 +159,7 @@ def test_another_host_key_is_refused_loudly(rack: Rack) -> None:
         for path, content in saved.items():
             path.write_bytes(content)
         rack.host.sshd.start()
+        children.own(rack.host.sshd.process.pid)  # the rack ends it
         # What is wrong for good is looked at again now and then; this is the command that says now.
         rack.home.run("board", "trust", NAME)
 
