@@ -1,12 +1,12 @@
 """Simulated watts and GPU latencies against those that others measured on real Jetsons; `--fit` fits the constants.
 
-    python benchmarks/published_power.py --data FOLDER [--fit] [--chart FILE]
+    python benchmarks/published_power.py [--data FOLDER] [--fit] [--chart FILE]
 
-FOLDER holds `tx2_gpu_rails.csv`, `tx2_cpu_over_idle.csv`, `tx2_frames.csv` and `agx_orin_rails.csv`, or some of them;
-docs/fidelity.md names their sources and columns. A virtual board without spread is set to each row's clocks, load and
-temperature. `--fit` prints the constants of board types that fit the rows, and how far off each row of the TX2's GPU is
-with constants fitted to the others; without it nothing is learnt from rows but, in `tx2_frames.csv`, each network's two
-times, from its three corner points. `--chart` draws measured against simulated watts.
+Without FOLDER only Xaviers are compared. It holds `tx2_gpu_rails.csv`, `tx2_cpu_over_idle.csv`, `tx2_frames.csv` and
+`agx_orin_rails.csv`, or some of them; docs/fidelity.md names their sources and columns. A virtual board without spread
+is set to each row's clocks, load and temperature. `--fit` needs all files: it prints the constants that fit the rows,
+and how far off each row of the TX2's GPU is with constants fitted to the others. Without it nothing is learnt from rows
+but, in `tx2_frames.csv`, each network's two times, from its three corners. `--chart` draws the watts.
 """
 
 from __future__ import annotations
@@ -327,11 +327,8 @@ def _domains(simulation: Mapping[str, Any], pattern: str) -> list[dict[str, Any]
 
 def _read(board_type: BoardType, domain: str, constant: str) -> float:
     described = _domains(board_type.simulation, domain)[0]
-    if constant == "knee_hz":
-        return float(described["voltage_v"][0][0])
-    if constant == "floor_v":
-        return float(described["voltage_v"][0][1])
-    return float(described.get(constant, 0.0)) or 0.1
+    knee = dict(zip(("knee_hz", "floor_v"), described.get("voltage_v", [[]])[0], strict=False))
+    return float({**described, **knee}.get(constant, 0.0)) or 0.1
 
 
 def _change(board_type: BoardType, constants: Sequence[tuple[str, str]], values: Iterable[float]) -> BoardType:
@@ -352,13 +349,14 @@ def _change(board_type: BoardType, constants: Sequence[tuple[str, str]], values:
 
 def main() -> None:
     parser = _machine.parser(__doc__)
-    parser.add_argument("--data", required=True, type=pathlib.Path, metavar="FOLDER", help="the measured tables")
+    parser.add_argument("--data", type=pathlib.Path, metavar="FOLDER", help="the measured tables")
     parser.add_argument("--fit", action="store_true", help="print the constants of board types that fit them")
     parser.add_argument("--chart", type=pathlib.Path, metavar="FILE", help="draw measured against simulated watts")
     options = parser.parse_args()
-    files = {name: list(csv.DictReader(path.open())) for name in COMPARISONS if (path := options.data / name).is_file()}
-    if not files:
-        parser.error(f"{options.data} has none of {', '.join(COMPARISONS)}")
+    paths = {name: options.data / name for name in COMPARISONS} if options.data else {}
+    files = {name: list(csv.DictReader(path.open())) for name, path in paths.items() if path.is_file()}
+    if (options.data and not files) or (options.fit and len(files) < len(COMPARISONS)):
+        parser.error(f"--data lacks {', '.join(name for name in COMPARISONS if name not in files)}")
     compared = {name: COMPARISONS[name](rows) for name, rows in files.items()}
     figures: dict[str, Any] = {name: summarise(pairs) for name, pairs in compared.items()}
     figures["mlperf"] = summarise(compare_mlperf())
@@ -368,7 +366,7 @@ def main() -> None:
         figures["fitted"] = {task.board_type: fit(task, files) for task in FITS}
         figures["held_out"] = summarise(hold_out(FITS[0], files, "tx2_gpu_rails.csv"))
     with _machine.only_json() as emit:
-        emit("published_power", {"data": options.data.name}, figures)
+        emit("published_power", {"data": options.data and options.data.name}, figures)
 
 
 if __name__ == "__main__":

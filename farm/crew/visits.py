@@ -38,6 +38,7 @@ _WARMUP_S = 0.1
 _MOST_WARMUPS = 20
 # The idle baseline varies less than a load, so it needs less of the window.
 IDLE_SHARE = 0.4
+LEAST_IDLE_S = 2.1  # five values of the slowest known sensor (0.42 s)
 # The agent's minimum, and its margin at a window's edges (`device_agent/power/energy.py`).
 _LEAST_UPDATES, _EDGE_UPDATES = 3, 2
 # The latency guess is an upper bound but for other clocks; a worker that takes five times as long hangs.

@@ -203,7 +203,7 @@ def require_board_type(name: str, types: Mapping[str, BoardType] | None = None) 
 
 
 def describe_watts(name: str, rails: Collection[str] = ()) -> str:
-    """How well a virtual board's power is known: "watts fitted, 3 %" (the worst rail's median error), "watts assumed".
+    """How well a virtual board's power is known: "watts fitted, 3%" (the worst rail's median error), "watts assumed".
 
     `rails` are those of the total by default.
     """

@@ -13,6 +13,7 @@ from device_agent.protocol import Energy, EnergySpec
 from farm.campaign.plan_estimate import WINDOW_S
 from farm.campaign.verify.journal import VerificationJournal
 from farm.campaign.verify.programs import RecordKey
+from farm.crew import visits
 from farm.points.values import Objective
 from farm.types.campaigns import Order, TypeOrder
 
@@ -20,8 +21,6 @@ from farm.types.campaigns import Order, TypeOrder
 PRECISION = 0.02
 # Values of the slowest sensor: in the first window, and the most in later ones.
 _UPDATES, _MOST_UPDATES = 20, 2000
-# Idle varies less than a load: five values of the slowest known sensor (0.42 s).
-_IDLE_S = 2.1
 
 
 def find_half_width(energy: Energy) -> float:
@@ -41,7 +40,7 @@ def read_energy_j(energy: Energy | None, by: Objective) -> float | None:
 
 def find_idle_s(by: Objective) -> float:
     """Return how long idle power is measured before a window; 0 where it does not count."""
-    return _IDLE_S if by is Objective.PERIOD else 0.0
+    return visits.LEAST_IDLE_S if by is Objective.PERIOD else 0.0
 
 
 def plan_window(seen: Sequence[Energy], by: Objective = Objective.ENERGY) -> EnergySpec:

@@ -42,8 +42,6 @@ from farm.version import __version__
 # One more board of the type per this many points: each has to measure the anchor, too.
 _POINTS_PER_BOARD = 4
 _LOOK_S = 0.2
-# The least time for idle power with released clocks: five values of the slowest known sensor (0.42 s).
-_IDLE_S = 2.1
 # How long to wait for a sensor whose driver loads late, and between two looks.
 _SENSOR_WAIT_S, _SENSOR_PAUSE_S = 10.0, 2.0
 
@@ -107,7 +105,9 @@ class SweepSession:
         """Return the idle power with clocks as the board governs them, before any is pinned; or None, and why."""
         if not description.total_rails:
             return None, order.explain_lost_rails(description.to_dict())
-        return self._crew.call(self.first.read_power(max(_IDLE_S, visits.IDLE_SHARE * self._wanted.window_s)))
+        return self._crew.call(
+            self.first.read_power(max(visits.LEAST_IDLE_S, visits.IDLE_SHARE * self._wanted.window_s))
+        )
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
         """Return the board's grid after a trial; where nothing can be pinned there is one point."""
