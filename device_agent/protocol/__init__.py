@@ -34,6 +34,7 @@ from device_agent.protocol.specs import (
     RPC_SUCCESS,
     ClaimReport,
     ClaimStatus,
+    Command,
     Engine,
     LeaseClaim,
     Limits,
@@ -56,7 +57,7 @@ from device_agent.protocol.texts import (
 )
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 # Names under which the agent registers its functions with TVM's RPC server. A name is part of the protocol: a peer of
 # another version has to find DESCRIBE, which tells it the version.

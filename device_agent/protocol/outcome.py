@@ -73,13 +73,15 @@ class RunDetails(Message):
     `first_s` is the first inference after loading, which warm-up drops; null for emulated code, which has no first-time
     costs. `peak_memory_bytes` is the worker's peak, interpreter and runtime included; null if it is not the board's
     memory. `layers`, if requested, are in the order of their first run, measured by instrumented runs after the timed
-    ones. `others_s` are the median latencies of the instances beside the first one.
+    ones. `others_s` are the median latencies of the instances beside the first one. `output` is the first and the last
+    kilobyte that the last run of a `Command` wrote.
     """
 
     first_s: float | None
     peak_memory_bytes: int | None = None
     layers: tuple[Layer, ...] = ()
     others_s: tuple[float, ...] = ()
+    output: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -198,6 +198,39 @@ class Engine(StrEnum):
     PYTORCH = "pytorch"  # a zip of pnnx's `model_pnnx.py` and `model.pnnx.bin`
     TFLITE = "tflite"  # a TensorFlow Lite file
     TENSORRT = "tensorrt"  # an ONNX file, run by `trtexec`
+    PROGRAM = "program"  # any program: `RunSpec.command`, without inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Message):
+    """A program to run as it is: each run in a new folder, as the agent's user, without input and without a shell.
+
+    `files` lie in that folder, by name: the SHA-256 of what `keep_program` got. `arguments[0]` is a path in it, an
+    absolute one, or a name that the agent's PATH has. Power counts, and a run is timed, from the first line of a run
+    that `begin` (a regular expression) is found in, up to the first after it with `end`; empty: from its start, to its
+    exit. The outputs of a call are its runs' stdout and stderr in turn, as
+    bytes.
+    """
+
+    arguments: tuple[str, ...]
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    begin: str = ""
+    end: str = ""
+    processes: int = 256  # more at once end the run
+
+    def __post_init__(self) -> None:
+        if not self.arguments or not self.arguments[0]:
+            raise ProtocolError("Command.arguments names no program")
+        if any("\0" in each for each in self.arguments):
+            raise ProtocolError("Command.arguments holds a NUL character")
+        if bad := [name for name in self.files if "/" in name or name in ("", ".", "..") or "\0" in name]:
+            raise ProtocolError(f"Command.files has {bad[0][:80]!r}, which is no file's name")
+        for pattern in (self.begin, self.end):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ProtocolError(f"{pattern[:80]!r} is no regular expression: {error}") from error
+        require_positive(self, "processes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,14 +256,19 @@ class RunSpec(Message):
     max_spread: float | None = None
     start: StartConditions | None = None
     energy: EnergySpec | None = None
+    command: Command | None = None
 
     def __post_init__(self) -> None:
         require_positive(self, "runs", "instances", "stacked")
+        if (self.command is None) is (self.engine is Engine.PROGRAM):
+            raise ProtocolError("RunSpec.command goes with the engine program")
         if self.warmup < 0:
             raise ProtocolError("RunSpec.warmup must be >= 0")
         if self.device not in (CPU, GPU):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
-        if self.device == GPU and self.engine not in (Engine.RELAX_VM, Engine.KERNEL, Engine.TENSORRT):
+        if self.device == GPU and self.engine not in (
+            *(Engine.RELAX_VM, Engine.KERNEL, Engine.TENSORRT, Engine.PROGRAM),
+        ):
             raise ProtocolError(f"the engine {self.engine} does not run on the GPU")
         if self.device == CPU and self.engine is Engine.TENSORRT:
             raise ProtocolError(f"the engine {self.engine} runs on the GPU alone")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import children
 from tests.acceptance.conftest import Done, Home, new_home
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "real-kernel-board"
@@ -96,9 +97,18 @@ def require_image(board: str) -> pathlib.Path:
     return pathlib.Path(checked.stdout.strip())
 
 
+class _Board(guests.Guest):
+    """The board of all tests, whichever of them boots it."""
+
+    def start(self, snapshot: str = "") -> None:
+        super().start(snapshot)
+        assert self._process is not None
+        children.own(self._process.pid)
+
+
 @pytest.fixture(scope="session")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
-    with guests.Guest(TYPE, require_image(TYPE), tmp_path_factory.mktemp("board")) as found:
+    with _Board(TYPE, require_image(TYPE), tmp_path_factory.mktemp("board")) as found:
         yield found
 
 
