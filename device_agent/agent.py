@@ -157,6 +157,7 @@ def make_board(
         types,
         chosen.meter,
         simulation,
+        [] if getattr(chosen, "no_programs", False) else getattr(chosen, "programs", None),
     )
 
 

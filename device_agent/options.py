@@ -91,6 +91,15 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="largest library, program or upload taken (default: 512 MiB)",
     )
+    allowed = serve.add_mutually_exclusive_group()
+    allowed.add_argument("--no-programs", action="store_true", help="run models only, no programs of clients")
+    allowed.add_argument(
+        "--programs",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="run no other program than this one; repeatable (default: any, also those that clients send)",
+    )
     serve.add_argument(
         "--metrics-port", type=_port, metavar="PORT", help="also run `device-agent metrics` there, as a child"
     )

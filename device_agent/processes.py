@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 # A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
 KILL_TIMEOUT_S = 1.0
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -116,6 +117,11 @@ def become_subreaper() -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+
+
+def forgo_privileges() -> None:
+    """From now on, neither this process nor its children gain privileges by what they execute (setuid, sudo)."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def fork(body: Callable[[], None]) -> int:

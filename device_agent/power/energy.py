@@ -305,6 +305,45 @@ def _sum(rails: list[RailPower]) -> RailPower:
     )
 
 
+def join(windows: Sequence[PowerWindow], calls: int, min_updates: int) -> PowerWindow:
+    """Join windows of one trace, between which something else went on: their energies and intervals add."""
+    if len(windows) == 1:
+        return dataclasses.replace(windows[0], calls=calls)
+    length_s = sum(window.window_s for window in windows)
+    named = [{rail.rail: rail for rail in window.rails} for window in windows]
+    rails = [_add_up([each[name] for each in named], length_s) for name in named[0] if all(name in e for e in named)]
+    totals = [window.total for window in windows if window.total is not None]
+    total = _add_up(totals, length_s) if len(totals) == len(windows) else None
+    judged = rails if total is None else [total]
+    return PowerWindow(
+        started_s=windows[0].started_s,
+        window_s=length_s,
+        rails=tuple(rails),
+        total=total,
+        total_scope=windows[0].total_scope if total is not None else "",
+        calls=calls,
+        enough=bool(judged) and all(rail.updates >= max(min_updates, MIN_UPDATES) for rail in judged),
+        note="; ".join(dict.fromkeys(window.note for window in windows if window.note and not window.enough)),
+    )
+
+
+def _add_up(powers: Sequence[RailPower], length_s: float) -> RailPower:
+    """Add up what one rail gave in several windows, `length_s` together."""
+    energy_j = sum(power.energy_j for power in powers)
+    low_j, high_j = (sum(power.energy_ci_j[side] for power in powers) for side in (0, 1))
+    return RailPower(
+        rail=powers[0].rail,
+        power_w=energy_j / length_s,
+        power_ci_w=(low_j / length_s, high_j / length_s),
+        energy_j=energy_j,
+        energy_ci_j=(low_j, high_j),
+        reads=sum(power.reads for power in powers),
+        updates=sum(power.updates for power in powers),
+        gaps=sum(power.gaps for power in powers),
+        bad_reads=sum(power.bad_reads for power in powers),
+    )
+
+
 def energy_per_call(busy: PowerWindow, idle: PowerWindow | None, calls: int) -> Energy:
     """Energy of one of `calls` calls that filled `busy`, and above `idle`, taken at the same clocks.
 

@@ -74,7 +74,8 @@ class RunDetails(Message):
     costs. `peak_memory_bytes` is the worker's peak, interpreter and runtime included; null if it is not the board's
     memory. `layers`, if requested, are in the order of their first run, measured by instrumented runs after the timed
     ones. `others_s` are the median latencies of the instances beside the first one. `output` is the first and the last
-    kilobyte that the last run of a `Command` wrote.
+    kilobyte that the last run of a `Command` wrote, and `windows` are the times on the board's clock in s between which
+    its energy counts.
     """
 
     first_s: float | None
@@ -82,6 +83,7 @@ class RunDetails(Message):
     layers: tuple[Layer, ...] = ()
     others_s: tuple[float, ...] = ()
     output: str = ""
+    windows: tuple[tuple[float, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from device_agent.protocol import (
     RunSpec,
 )
 from device_agent.sysfs import Tree
-from device_agent.worker.plan import Emulator, HostPace, Marks, Pace
+from device_agent.worker.plan import Emulator, HostPace, LoadError, Marks, Pace
 
 DEFAULT_TYPE = "local"
 # How long to watch the power sensors: the slowest known one changes every 0.42 s, and a few changes are needed.
@@ -70,11 +70,15 @@ class Simulation(Protocol):
     def find_emulator(self, board: Board, spec: MeasureSpec | RunSpec, program: bytes) -> Emulator | None:
         """The emulator for a program that is not this machine's code."""
 
+    def find_interpreter(self, program: Path) -> list[str]:
+        """What stands before a program that is not this machine's code. Raises LoadError without it."""
+
 
 class Board:
     """The agent's board and its limits. `board_type` None: from the device tree, else `local`.
 
-    `access` writes clocks; without it nothing can be pinned. A virtual board has a `simulation`.
+    `access` writes clocks; without it nothing can be pinned. A virtual board has a `simulation`. `programs` are those
+    that clients may run besides models; None: any, also what they send.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Board:
         types: Mapping[str, board_types.BoardType] | None = None,
         meter: str = "",
         simulation: Simulation | None = None,
+        programs: Collection[Path] | None = None,
     ) -> None:
         """Read what the board is. Raises ProtocolError for an invalid board-type file, SensorError for a command of a
         `meter` that cannot be read.
@@ -100,6 +105,7 @@ class Board:
         self.version = version
         self.tree = tree
         self.max_library_bytes = max_library_bytes
+        self._programs = None if programs is None else {each.resolve() for each in programs}
         self.facts = facts = known.get(self.board_type) or detected
         self.platform = Platform.discover(tree, facts, access)
         self.access = access
@@ -241,6 +247,17 @@ class Board:
     def find_emulator(self, spec: MeasureSpec | RunSpec, program: bytes) -> Emulator | None:
         """The emulator, if the program is code for this virtual board and not for this machine; else None."""
         return self.simulation.find_emulator(self, spec, program) if self.simulation else None
+
+    def admit_program(self, program: Path, device: str, *, was_sent: bool) -> list[str]:
+        """Return what stands before a program to run it here. Raises LoadError for one that this board does not run."""
+        if self._programs is not None and (was_sent or program.resolve() not in self._programs):
+            allowed = ", ".join(sorted(map(str, self._programs))) or "none"
+            raise LoadError(f"this board's owner allows no other programs than models and these: {allowed}")
+        if self.simulation is None:
+            return []
+        if device == protocol.GPU:
+            raise LoadError("a simulated board has no GPU that programs can use")
+        return self.simulation.find_interpreter(program)
 
     def use_gpu(self, folder: Path | None) -> None:
         """Set the folder of the GPU's parts for forked processes; None: what came with the agent."""

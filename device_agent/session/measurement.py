@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from device_agent.errors import BadPointError, SensorError
 from device_agent.platforms.board_time import BoardTime
@@ -85,6 +85,17 @@ class Observer:
     def read_power(self, phases: Phases) -> PowerWindow | None:
         """Power while the samples were taken; None without a sensor or any value."""
         return self._window(phases.timing_start_s, phases.timing_end_s)
+
+    def read_programs_energy(
+        self, phases: Phases, spec: EnergySpec, windows: Sequence[tuple[float, float]], runs: int
+    ) -> Energy | None:
+        """Energy of each of a program's runs, over its windows; None without a sensor. Its load is not steady."""
+        parts = [self._window(start_s, end_s, min_updates=spec.min_updates) for start_s, end_s in windows]
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
+            return None
+        busy = energy.join(known, runs, spec.min_updates)
+        return energy.energy_per_call(busy, self._window(phases.idle_start_s, phases.idle_end_s, steady=True), runs)
 
     def read_energy(self, phases: Phases, spec: EnergySpec) -> Energy | None:
         """Energy per call over the requested window; None without one."""
@@ -266,6 +277,14 @@ class Measurement:
         self.plan.emulator = self._board.find_emulator(self._spec, self._content[0])
         self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
+    def _read_energy(self, outcome: Outcome, phases: Phases) -> Energy | None:
+        spec, details = self._spec.energy, outcome.details
+        if spec is None:
+            return None
+        if details is not None and details.windows:
+            return self._observer.read_programs_energy(phases, spec, details.windows, len(outcome.latency_s))
+        return self._observer.read_energy(phases, spec)
+
     def finish(self, outcome: Outcome) -> Outcome:
         """Complete the outcome with power, energy and the board's name, and judge it."""
         phases = self._board.marks.read()
@@ -278,7 +297,7 @@ class Measurement:
                 outcome,
                 other_load=load,
                 power=self._observer.read_power(phases),
-                energy=self._observer.read_energy(phases, self._spec.energy) if self._spec.energy else None,
+                energy=self._read_energy(outcome, phases),
             )
         outcome = dataclasses.replace(outcome, point=self._board.point)
         return self._board.sign(judge(outcome, self._board.pinned_hz(), self._spec.max_spread))

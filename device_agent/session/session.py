@@ -34,7 +34,8 @@ from device_agent.protocol.interpreters import python_command
 from device_agent.session.board import Board
 from device_agent.session.fencing import Claimant
 from device_agent.session.measurement import Measurement
-from device_agent.worker import arguments, limits, worker
+from device_agent.worker import arguments, limits, program, worker
+from device_agent.worker.plan import LoadError
 
 # Limits on cached programs; the least recently used goes first.
 MOST, MOST_BYTES = 16, 1 << 30
@@ -78,6 +79,13 @@ class Programs:
             raise ValueError(f"the program {digest} was changed on the board")
         self._sizes[digest] = size
         return program
+
+    def find(self, digest: str) -> Path:
+        """Return the executable file of a stored program. Raises as `take`."""
+        self.take(digest)
+        path = self._folder / digest
+        path.chmod(0o500)
+        return path
 
     def _forget(self, digest: str) -> None:
         if self._sizes.pop(digest, None) is not None:
@@ -258,19 +266,37 @@ class _Functions:
             outcome = run.refusal or self._workers.measure(spec, library, run.plan, run.beside)
         return run.finish(outcome).to_json()
 
-    def _run_model(self, spec_json: str, program: bytes, inputs: bytes) -> bytes:
+    def _run_model(self, spec_json: str, library: bytes, inputs: bytes) -> bytes:
         board, spec = self._board, protocol.RunSpec.from_json(spec_json)
         self._keep_acknowledging()
         if reason := self._claimant.find_refusal():
             refused = board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason))
             return protocol.pack_frame(refused.to_json(), b"")
         self._checked(inputs, "inputs")
-        self._checked(program, "program")
-        run = Measurement(board, spec, (program, inputs))
+        self._checked(library, "program")
+        if spec.command is not None:
+            return self._run_command(spec, spec.command)
+        run = Measurement(board, spec, (library, inputs))
         outcome, outputs = run.refusal, b""
         if outcome is None:
             with board.powered(spec.device):
-                outcome, outputs = self._workers.run_model(spec, program, inputs, run.plan, run.beside)
+                outcome, outputs = self._workers.run_model(spec, library, inputs, run.plan, run.beside)
+        return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
+
+    def _run_command(self, spec: protocol.RunSpec, command: protocol.Command) -> bytes:
+        board = self._board
+        files = {name: self._kept.find(digest) for name, digest in command.files.items()}
+        try:
+            path = program.find_program(command, files)
+            prefix = board.admit_program(path, spec.device, was_sent=path in files.values())
+        except LoadError as error:
+            refused = board.sign(protocol.Outcome(protocol.Status.LOAD_FAILED, str(error)))
+            return protocol.pack_frame(refused.to_json(), b"")
+        run = Measurement(board, spec, (b"", b""))
+        outcome, outputs = run.refusal, b""
+        if outcome is None:
+            with board.powered(spec.device):
+                outcome, outputs = self._workers.run_program(spec, prefix, files, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
     def _keep_program(self, digest: str, program: bytes) -> str:

@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.protocol import Limits
@@ -23,6 +24,9 @@ _M_ARENA_MAX = -8
 # TVM's AffinityMode (include/tvm/runtime/threading_backend.h): kBig and kSpecifyThreadShareAllCore.
 _FAST_CORES_FIRST = 1
 _SHARE_ALL_CORES = -3
+
+# The line of smaps_rollup (proc(5)) for memory that is no file's; kernels before 5.4 do not have it.
+_PSS = re.compile(r"^Pss_Anon:\s+(\d+) kB", re.MULTILINE)
 
 # Phrases of Python's fault handler (Modules/faulthandler.c).
 _FAULTS = {
@@ -46,13 +50,33 @@ def prepare(limits: Limits, cpus: tuple[int, ...] = ()) -> None:
     TVM's thread pool starts here, so that its stacks are not charged to the candidate. `cpus` places its threads, the
     only way onto isolated cores (isolcpus).
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):
-        # If the machine runs out of memory, the kernel must kill this process, not the agent.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    _yield_to_agent()
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     start_threads(thread_count(limits, cpus), cpus)
+
+
+def prepare_program(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
+    """As `apply`, for a worker that only starts programs: each process gets its limit by `allow_program`."""
+    _yield_to_agent()
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    return limits.memory_bytes
+
+
+def allow_program(pid: int, memory_bytes: int) -> None:
+    """Allow another process, and those that it starts, so much private writable memory each.
+
+    Not address space, of which a GPU's driver reserves many times the machine's memory. Raises ProcessLookupError.
+    """
+    resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def _yield_to_agent() -> None:
+    """Write no core dumps. If the machine runs out of memory, the kernel must kill this process, not the agent."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def allow(memory_bytes: int) -> int:
@@ -117,6 +141,19 @@ def peak_mapped_bytes(pid: int) -> int:
 def data_bytes(pid: int) -> int:
     """The private writable memory of process `pid`, as `allow_data` limits it; 0 once it is gone."""
     return _read_status(pid, "VmData")
+
+
+def resident_bytes(pids: Sequence[int]) -> int:
+    """The memory of processes that is in RAM and their own; what forked ones share is shared out among them."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if len(pids) > 1 and (found := _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())):
+                total += int(found.group(1)) * 1024
+            else:
+                _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+                total += max(0, resident - shared) * resource.getpagesize()
+    return total
 
 
 def _read_status(pid: int, name: str) -> int:

@@ -15,20 +15,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from device_agent import processes, protocol
 from device_agent.errors import AgentError
 from device_agent.platforms import gpu
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.worker import arguments, engines, kept, limits, timing
+from device_agent.worker import arguments, engines, kept, limits, program, timing
 from device_agent.worker.plan import LoadError, Marks, OverrunError, Plan
 from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 
 # Runs in the session while a worker runs: the power sampler.
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
 _Spec = protocol.MeasureSpec | protocol.RunSpec
+# Limits a new worker; returns its memory limit in bytes.
+_Begin = Callable[[Limits, tuple[int, ...]], int]
 
 # A crash this close to the limit (a quarter of it, and at least malloc's minimal request) is blamed on memory: the
 # failed allocation is not in the peak.
@@ -79,6 +81,16 @@ class Workers:
                         outcome, details=dataclasses.replace(outcome.details, others_s=medians)
                     )
         return outcome, payload
+
+    def run_program(
+        self, spec: protocol.RunSpec, prefix: Sequence[str], files: Mapping[str, Path], plan: Plan, beside: Beside
+    ) -> tuple[Outcome, bytes]:
+        """Run `spec.command`, `prefix` before it; return the outcome and an npz of what each run wrote."""
+        try:
+            return self._run(functools.partial(_run_command, spec, prefix, files, plan), spec, plan, beside)
+        finally:
+            for left in self._folder.glob(f"{program.FOLDERS}*"):
+                processes.remove_folder(left)
 
     @contextlib.contextmanager
     def _others(self, spec: protocol.RunSpec, path: Path, inputs: bytes, plan: Plan) -> Iterator[list[_Worker]]:
@@ -136,7 +148,10 @@ class Workers:
         plan.marks.clear()
         allowed = spec.limits
         first_s = _first_s(allowed) + plan.extra_s
-        worker = self._take(plan.cpus) if spec.device == protocol.GPU else self._fork(job, allowed, plan.cpus)
+        if isinstance(spec, protocol.RunSpec) and spec.command is not None:
+            worker = self._fork(job, allowed, plan.cpus, limits.prepare_program)
+        else:
+            worker = self._take(plan.cpus) if spec.device == protocol.GPU else self._fork(job, allowed, plan.cpus)
         goes_on = False
         try:
             with beside():
@@ -158,8 +173,10 @@ class Workers:
             if worker.orders is not None:
                 worker.orders.clear()
 
-    def _fork(self, job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...]) -> _Worker:
-        return _Worker(lambda ends: _work(job, allowed, cpus, ends), cpus)
+    def _fork(
+        self, job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], begin: _Begin = limits.apply
+    ) -> _Worker:
+        return _Worker(lambda ends: _work(job, lambda: begin(allowed, cpus), ends), cpus)
 
     def _take(self, cpus: tuple[int, ...]) -> _Worker:
         """Take the reusable worker for GPU jobs, or fork one."""
@@ -252,6 +269,12 @@ def _run_program(spec: protocol.RunSpec, program: bytes, path: Path, inputs: byt
     return engines.run_program(spec, path, inputs, plan)
 
 
+def _run_command(spec: protocol.RunSpec, prefix: Sequence[str], files: Mapping[str, Path], plan: Plan) -> bytes:
+    """Run any program; a worker's job."""
+    outcome, outputs = program.run(spec, prefix, files, plan)
+    return protocol.pack_frame(outcome.to_json(), engines.write_arrays(outputs) if outputs else b"")
+
+
 def _is_ok(end: End) -> bool:
     """Whether a worker reported an ok outcome."""
     if end.report is None:
@@ -269,10 +292,10 @@ def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[in
     return read, write
 
 
-def _work(job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], ends: _Ends) -> None:
+def _work(job: Callable[[], bytes], begin: Callable[[], int], ends: _Ends) -> None:
     """The life of a single-use worker, from the fork to its report."""
     ends.enter()
-    _report(ends, job, lambda: limits.apply(allowed, cpus))
+    _report(ends, job, begin)
 
 
 def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:

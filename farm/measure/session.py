@@ -109,6 +109,11 @@ class UploadCache:
                 return None
         return digest if digest in self._there else None
 
+    async def require(self, digest: str, content: npt.NDArray[Any]) -> None:
+        """Have the board keep a file, by its digest. Raises what `keep` raises, ProtocolError as `find`."""
+        if digest not in self._there:
+            self._there = _read(await self._keep(digest, content.tobytes()))
+
 
 def _read(answer: object) -> frozenset[str]:
     try:
@@ -199,9 +204,12 @@ class BoardSession:
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises.
 
-        A program that was run before is not sent again.
+        A program that was run before is not sent again. The inputs of a `Command` are its files, by name, as bytes.
         """
-        packed = pack_arrays(inputs)
+        if spec.command is not None:
+            for name, wanted in spec.command.files.items():
+                await self._programs.require(wanted, inputs[name])
+        packed = pack_arrays({} if spec.command is not None else inputs)
         try:
             digest = await self._programs.find(program)
         except protocol.ProtocolError as error:

@@ -80,7 +80,7 @@ def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: s
     if isinstance(spec, MeasureSpec):
         how = [spec.arguments, spec.entry, spec.cold_weights]
     else:
-        how = [str(spec.engine), spec.entry, [_list_forms(arrays, spec.stacked) for arrays in given]]
+        how = [str(spec.engine), spec.entry, [_list_forms(arrays, spec.stacked) for arrays in given], spec.command]
     if spec.device == GPU:
         how += [GPU, gpu]
     return work.make_key(repr(how), cores, program)

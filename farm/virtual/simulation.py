@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import platform
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import MeasureSpec, RunSpec
 from device_agent.session.board import Board
 from device_agent.worker import limits
+from device_agent.worker.plan import LoadError
 from farm.virtual import gpu_time, lapse, pace
 from farm.virtual.emulated.runs import Emulator, is_for_board
+
+# Debian's cross compiler has aarch64's C library there.
+_LIBRARIES = "/usr/aarch64-linux-gnu"
 
 
 class SimulatedHardware:
@@ -71,3 +77,14 @@ class SimulatedHardware:
         online = len(board.platform.affinity(spec.limits.cluster))
         core = self._emulator.cores.get(spec.limits.cluster, self._emulator.core)
         return dataclasses.replace(self._emulator, core=core, tasks=max(1, min(spec.limits.threads or online, online)))
+
+    def find_interpreter(self, program: Path) -> list[str]:
+        """See `Simulation`: QEMU's user-mode emulation for aarch64 programs, of which it finds the libraries."""
+        with program.open("rb") as file:
+            head = file.read(64)
+        if not head.startswith(b"\x7fELF") or not is_for_board(head) or platform.machine() == "aarch64":
+            return []
+        found = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+        if found is None:
+            raise LoadError("an aarch64 program on a simulated board needs QEMU: install qemu-user on this machine")
+        return [found, "-L", _LIBRARIES] if Path(_LIBRARIES).is_dir() else [found]

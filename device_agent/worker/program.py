@@ -1,0 +1,345 @@
+"""Run any program in place of a model, inside a worker process: each run in a folder and a session of its own.
+
+The worker ends a run that takes too much memory, processes, output or disk, and what a run leaves behind; the session
+ends the worker at its deadline (`watch.py`). Metrics are read by the farm, from the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import resource
+import selectors
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from device_agent import processes
+from device_agent.protocol import Command, Outcome, RunDetails, RunSpec, Status
+from device_agent.worker import limits
+from device_agent.worker.plan import LoadError, Plan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The names of the runs' folders begin so; the session removes what a killed worker leaves.
+FOLDERS = "run-"
+# More output ends a run. Of each stream the two halves of so many bytes are kept, for metrics.
+MOST_OUTPUT_BYTES, _KEPT_BYTES = 64 << 20, 1 << 20
+# No more runs than needed once the kept output of all is this large.
+_MOST_KEPT_BYTES = 32 << 20
+# More on the disk, or half of what was free, ends a run.
+_MOST_DISK_BYTES = 4 << 30
+# How often processes, memory and disk are looked at: a run writes little and forks few times within.
+_LOOK_S = 0.05
+# Of the output that outcomes keep, the start and the end.
+_SHOWN = 1024
+
+
+class RunError(Exception):
+    """A run that ended badly."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+def find_program(command: Command, files: Mapping[str, Path]) -> Path:
+    """Return the file that a command runs. Raises LoadError where there is none, or it cannot be executed."""
+    name = command.arguments[0]
+    found = files.get(name.removeprefix("./"))
+    if found is None and "/" in name and not name.startswith("/"):
+        raise LoadError(f"{name!r} is not among the files sent ({', '.join(files) or 'none'}), and no absolute path")
+    if found is None:
+        path = shutil.which(name)
+        if path is None:
+            raise LoadError(f"there is no program {name!r} on this board, or it is not executable")
+        found = Path(path)
+    with found.open("rb") as file:
+        if not file.read(1):
+            raise LoadError(f"the program {name!r} is empty")
+    return found
+
+
+def run(
+    spec: RunSpec, prefix: Sequence[str], files: Mapping[str, Path], plan: Plan
+) -> tuple[Outcome, list[NDArray[Any]]]:
+    """Run `spec.command` for `spec.runs` times, and until the energy window is full; return the outputs of each run.
+
+    `prefix` stands before the program: an emulator. Raises LoadError, OverrunError.
+    """
+    assert spec.command is not None
+    processes.become_subreaper()
+    processes.forgo_privileges()
+    plan.marks.set("loaded_s", time.monotonic())
+    plan.rest()
+    before = plan.sensors.read()
+    plan.marks.set("running_s", time.monotonic())
+    started_s = plan.mark("timing_start_s")
+    runs = _Runs(spec, prefix, files, plan)
+    plan.pace.begin()
+    try:
+        runs.take_all()
+    except RunError as error:
+        plan.pace.end()
+        details = RunDetails(None, output=runs.latest.shown)
+        return Outcome(error.status, error.message, details=details, before=before), []
+    timing_s = plan.mark("timing_end_s") - started_s
+    plan.pace.end()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    plan.marks.set("cpu_s", used.ru_utime + used.ru_stime)
+    plan.time.sleep(plan.margin_s)  # sensors lag: the value of the last edge comes later
+    windows = runs.windows
+    details = RunDetails(
+        runs.first_s,
+        max(runs.peak_bytes, used.ru_maxrss * 1024),
+        output=runs.latest.shown,
+        # Without lines to look for, one window from the first run's start: sensors may be slower than a run.
+        windows=tuple(windows) if spec.command.begin or spec.command.end else ((windows[0][0], windows[-1][1]),),
+    )
+    outcome = Outcome(
+        Status.OK, latency_s=tuple(runs.latency_s), calls_per_sample=1, timing_s=timing_s, before=before,
+        after=plan.sensors.read(), details=details,
+    )  # fmt: skip
+    return outcome, runs.outputs if spec.return_outputs else []
+
+
+@dataclasses.dataclass
+class _Output:
+    """A stream of a run: the bytes kept, all that came, and the line that has not ended."""
+
+    head: bytearray = dataclasses.field(default_factory=bytearray)
+    tail: bytearray = dataclasses.field(default_factory=bytearray)
+    size: int = 0
+    line: bytes = b""
+
+    def add(self, data: bytes) -> list[str]:
+        """Keep what was read; return the lines that ended."""
+        self.size += len(data)
+        room = _KEPT_BYTES // 2 - len(self.head)
+        self.head += data[:room] if room > 0 else b""
+        self.tail += data[max(room, 0) :]
+        del self.tail[: -_KEPT_BYTES // 2]
+        *whole, rest = (self.line + data).split(b"\n")
+        self.line = rest[-_KEPT_BYTES:]
+        return [line.decode(errors="replace") for line in whole]
+
+    def to_array(self) -> NDArray[Any]:
+        return np.frombuffer(bytes(self.head + self.tail), np.uint8)
+
+    @property
+    def shown(self) -> str:
+        """Its first and its last kilobyte."""
+        data = bytes(self.head + self.tail)
+        cut = data[:_SHOWN] + b"\n...\n" + data[-_SHOWN:] if self.size > 2 * _SHOWN else data
+        return cut.decode(errors="replace").strip()
+
+
+class _Run:
+    """One run of a program. Times in s of this machine."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self.streams = (_Output(), _Output())
+        self.began_s = self.ended_s = self.exited_s = 0.0
+        self.peak_bytes = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def shown(self) -> str:
+        """What it wrote: the first and the last kilobyte of each stream."""
+        return "\n".join(filter(None, (each.shown for each in self.streams)))
+
+    def carry_out(self, argv: Sequence[str], folder: Path, memory_bytes: int) -> float:
+        """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError."""
+        room = _count_free(folder)
+        start_s = time.perf_counter()
+        try:
+            self.process = subprocess.Popen(
+                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
+            )  # fmt: skip
+        except OSError as error:
+            other = error.errno == 8  # ENOEXEC
+            why = "it is for another processor, or a script without its first line" if other else str(error.strerror)
+            raise LoadError(f"{self._command.arguments[0]!r} cannot be started: {why}") from error
+        with contextlib.suppress(ProcessLookupError):
+            limits.allow_program(self.process.pid, memory_bytes)
+        self.began_s = 0.0 if self._command.begin else start_s
+        try:
+            self._follow(self.process, folder, room, memory_bytes)
+        finally:
+            self._end_all()
+        self.exited_s = self.exited_s or time.perf_counter()
+        self._judge(self.process.returncode)
+        self.ended_s = self.ended_s or self.exited_s
+        return self.exited_s - start_s
+
+    def _follow(self, process: subprocess.Popen[bytes], folder: Path, room: int, memory_bytes: int) -> None:
+        """Read what it writes until it has ended, and look what it takes."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with contextlib.ExitStack() as stack:
+            selector = stack.enter_context(selectors.DefaultSelector())
+            streams: dict[IO[bytes], _Output] = dict(zip((process.stdout, process.stderr), self.streams, strict=True))
+            for stream in streams:
+                os.set_blocking(stack.enter_context(stream).fileno(), False)
+                selector.register(stream, selectors.EVENT_READ)
+            with contextlib.suppress(AttributeError, OSError):  # without it an exit is seen at the next look
+                pidfd = os.pidfd_open(process.pid)
+                stack.callback(os.close, pidfd)
+                selector.register(pidfd, selectors.EVENT_READ)
+            look_s = time.perf_counter() + _LOOK_S
+            while process.poll() is None:
+                for key, _ in selector.select(max(0.0, look_s - time.perf_counter())):
+                    if key.fileobj in streams and not self._read(key.fileobj, streams[key.fileobj]):
+                        selector.unregister(key.fileobj)
+                if time.perf_counter() >= look_s:
+                    self._look(folder, room, memory_bytes)
+                    look_s = time.perf_counter() + _LOOK_S
+            self.exited_s = time.perf_counter()
+            for stream, output in streams.items():
+                while self._read(stream, output):
+                    pass
+
+    def _read(self, stream: IO[bytes], output: _Output) -> bool:
+        """Read what is there; return False where nothing is, for now or for ever. Raises RunError for too much."""
+        try:
+            data = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        now_s = time.perf_counter()
+        for line in output.add(data):
+            self._note(line, now_s)
+        if not data and output.line:
+            self._note(output.line.decode(errors="replace"), now_s)
+            output.line = b""
+        if output.size > MOST_OUTPUT_BYTES:
+            raise RunError(Status.CRASHED, f"it wrote more than {MOST_OUTPUT_BYTES >> 20} MiB of output, and was ended")
+        return bool(data)
+
+    def _note(self, line: str, now_s: float) -> None:
+        command = self._command
+        if not self.began_s:
+            if re.search(command.begin, line):
+                self.began_s = now_s
+        elif command.end and not self.ended_s and re.search(command.end, line):
+            self.ended_s = now_s
+
+    def _look(self, folder: Path, room: int, memory_bytes: int) -> None:
+        """End a run that takes too much. Raises RunError."""
+        found = _find_all(os.getpid(), self._command.processes)
+        if len(found) > self._command.processes:
+            raise RunError(Status.CRASHED, f"it had more than {self._command.processes} processes, and was ended")
+        self.peak_bytes = max(self.peak_bytes, limits.resident_bytes(found))
+        if self.peak_bytes > memory_bytes:
+            raise RunError(
+                Status.OUT_OF_MEMORY, f"its processes took more than {memory_bytes >> 20} MiB, and were ended"
+            )
+        taken = room - _count_free(folder)
+        if taken > min(_MOST_DISK_BYTES, room // 2):
+            raise RunError(Status.CRASHED, f"it filled the disk: {taken >> 20} of {room >> 20} free MiB, and was ended")
+
+    def _end_all(self) -> None:
+        """End every process of the run that is left, whatever session it has moved to."""
+        assert self.process is not None
+        processes.kill_group(self.process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(processes.KILL_TIMEOUT_S)
+        processes.kill_children()
+
+    def _judge(self, code: int) -> None:
+        """Raise RunError for a bad end."""
+        said = f"; it last wrote: {self.shown[-_SHOWN:]}" if self.shown else "; it wrote nothing"
+        if code:
+            how = f"killed by {processes.signal_name(-code)}" if code < 0 else f"exit code {code}"
+            raise RunError(Status.CRASHED, f"the program failed with {how}{said}")
+        for pattern, found in ((self._command.begin, self.began_s), (self._command.end, self.ended_s)):
+            if pattern and not found:
+                raise RunError(Status.CRASHED, f"no line of the output has {pattern!r}{said}")
+
+
+class _Runs:
+    """All runs of a call. `latency_s` and `windows`, on the board's clock, are of those after the warm-up."""
+
+    def __init__(self, spec: RunSpec, prefix: Sequence[str], files: Mapping[str, Path], plan: Plan) -> None:
+        assert spec.command is not None
+        self._spec, self._command, self._files, self._plan = spec, spec.command, files, plan
+        self._argv = [*prefix, *spec.command.arguments]
+        if (name := spec.command.arguments[0].removeprefix("./")) in files:
+            self._argv[len(prefix)] = f"./{name}"
+        # When the latest run began, on the board's clock and on this machine's.
+        self._start_s = self._host_s = 0.0
+        self.latest = _Run(spec.command)
+        self.latency_s: list[float] = []
+        self.windows: list[tuple[float, float]] = []
+        self.outputs: list[NDArray[Any]] = []
+        self.first_s = 0.0
+        self.peak_bytes = 0
+
+    def take_all(self) -> None:
+        """Make all runs. Raises what `_Run.carry_out` raises, and OverrunError."""
+        plan, spec = self._plan, self._spec
+        for _ in range(spec.warmup):
+            self._take()
+        kept = 0
+        begun_s = plan.time.now_s()
+        while len(self.windows) < spec.runs or (plan.time.now_s() - begun_s < plan.busy_s and kept < _MOST_KEPT_BYTES):
+            window = self._take()
+            self.windows.append(window)
+            self.latency_s.append(window[1] - window[0])
+            found = [each.to_array() for each in self.latest.streams]
+            kept += sum(map(len, found))
+            self.outputs += found
+
+    def _take(self) -> tuple[float, float]:
+        """Make a run; return when it began and ended on the board's clock, by the lines that are looked for if any."""
+        self._start_s = self._plan.time.now_s()  # a virtual board takes the time of most runs without running it
+        wall_s = self._plan.pace.take(self._call, 1)
+        self._plan.pace.settle()
+        self.first_s = self.first_s or wall_s
+        ran = self.latest
+        # A virtual board's time passes after the run, at a rate of its own.
+        scale = wall_s / (ran.exited_s - self._host_s)
+        began_s, ended_s = (self._start_s + (at_s - self._host_s) * scale for at_s in (ran.began_s, ran.ended_s))
+        return began_s, max(ended_s, began_s + 1e-9)
+
+    def _call(self, calls: int) -> float:
+        """Run the program `calls` times; return the mean of their wall times in s."""
+        total_s = 0.0
+        for _ in range(calls):
+            self.latest = _Run(self._command)
+            folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=Path.cwd()))
+            try:
+                for name, path in self._files.items():
+                    os.link(path, folder / name)
+                self._start_s, self._host_s = self._plan.time.now_s(), time.perf_counter()
+                total_s += self.latest.carry_out(self._argv, folder, self._spec.limits.memory_bytes)
+            finally:
+                processes.remove_folder(folder)
+            self.peak_bytes = max(self.peak_bytes, self.latest.peak_bytes)
+        return total_s / calls
+
+
+def _find_all(pid: int, most: int) -> list[int]:
+    """Return the descendants of a process; more than `most` are not looked for."""
+    found = processes.find_children(pid)
+    for child in found:
+        if len(found) > most:
+            break
+        found += processes.find_children(child)
+    return found
+
+
+def _count_free(folder: Path) -> int:
+    """Return the free bytes of the disk that holds a folder."""
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize
