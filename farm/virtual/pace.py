@@ -131,12 +131,15 @@ class Pace:
         *,
         on_gpu: bool = False,
         core: Mapping[str, Any] | None = None,
+        core_share: float | None = None,
     ) -> None:
         """`limit_s` is the board's time limit; `folder` caches the cost of work, None for no cache.
 
+        `core_share` of the time scales with the core clock; None: the board's usual share.
+
         `core`: the board's own code is emulated for this core (`farm/virtual/emulated/pipeline.py`).
         """
-        self._on_gpu, self._core = on_gpu, core
+        self._on_gpu, self._core, self._core_share = on_gpu, core, core_share
         self._read_cost: Callable[[], Sequence[Segment]] | None = None
         self._added: dict[tuple[int, float, float, str], tuple[float, float]] = {}
         self._again = True
@@ -304,7 +307,7 @@ class Pace:
         ]
         # A cluster with all cores offline runs nothing: its threads move to the others.
         chosen = chosen or [name for name in facts["clusters"] if now["clusters"][name]["online"]]
-        core_share = facts["core_share"]
+        core_share = facts["core_share"] if self._core_share is None else self._core_share
         memory_s = 1.0
         if facts["memory_reference_hz"]:
             memory_s = facts["memory_reference_hz"] / now["memory_hz"]

@@ -68,6 +68,8 @@ class SimulatedHardware:
             self._runs[key],
             on_gpu=spec.device == protocol.GPU,
             core=emulator.core if emulator else None,
+            # Nothing is known of a program's memory traffic.
+            core_share=1.0 if isinstance(spec, RunSpec) and spec.command is not None else None,
         )
 
     def find_emulator(self, board: Board, spec: MeasureSpec | RunSpec, program: bytes) -> Emulator | None:
