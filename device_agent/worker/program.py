@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import resource
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from device_agent import processes
+from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import Command, Outcome, RunDetails, RunSpec, Status
 from device_agent.worker import limits
 from device_agent.worker.plan import LoadError, Plan
@@ -121,15 +123,19 @@ class _Output:
     size: int = 0
     line: bytes = b""
 
-    def add(self, data: bytes) -> list[str]:
-        """Keep what was read; return the lines that ended."""
+    def add(self, data: bytes) -> None:
+        """Keep what was read."""
         self.size += len(data)
         room = _KEPT_BYTES // 2 - len(self.head)
         self.head += data[:room] if room > 0 else b""
         self.tail += data[max(room, 0) :]
         del self.tail[: -_KEPT_BYTES // 2]
+
+    def split(self, data: bytes) -> list[str]:
+        """Return the lines that ended with what was read; at its end, where nothing was, the last one."""
         *whole, rest = (self.line + data).split(b"\n")
-        self.line = rest[-_KEPT_BYTES:]
+        self.line = rest[-_KEPT_BYTES:] if data else b""
+        whole += [rest] if rest and not data else []
         return [line.decode(errors="replace") for line in whole]
 
     def to_array(self) -> NDArray[Any]:
@@ -144,10 +150,11 @@ class _Output:
 
 
 class _Run:
-    """One run of a program. Times in s of this machine."""
+    """One run of a program. Times in s of this machine, but for `board_s`: its start in the board's own time."""
 
     def __init__(self, command: Command) -> None:
         self._command = command
+        self.board_s = self.started_s = 0.0
         self.streams = (_Output(), _Output())
         self.began_s = self.ended_s = self.exited_s = 0.0
         self.peak_bytes = 0
@@ -158,14 +165,14 @@ class _Run:
         """What it wrote: the first and the last kilobyte of each stream."""
         return "\n".join(filter(None, (each.shown for each in self.streams)))
 
-    def carry_out(self, argv: Sequence[str], folder: Path, memory_bytes: int) -> float:
+    def carry_out(self, argv: Sequence[str], folder: Path, memory_bytes: int, board_time: BoardTime) -> float:
         """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError."""
         room = _count_free(folder)
-        start_s = time.perf_counter()
         try:
             self.process = subprocess.Popen(
                 argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
+                start_new_session=True, preexec_fn=functools.partial(processes.die_with_parent, os.getpid()),
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
             )  # fmt: skip
         except OSError as error:
             other = error.errno == 8  # ENOEXEC
@@ -173,7 +180,9 @@ class _Run:
             raise LoadError(f"{self._command.arguments[0]!r} cannot be started: {why}") from error
         with contextlib.suppress(ProcessLookupError):
             limits.allow_program(self.process.pid, memory_bytes)
-        self.began_s = 0.0 if self._command.begin else start_s
+        # The program has just begun: forking is not its time.
+        self.board_s, self.started_s = board_time.now_s(), time.perf_counter()
+        self.began_s = 0.0 if self._command.begin else self.started_s
         try:
             self._follow(self.process, folder, room, memory_bytes)
         finally:
@@ -181,7 +190,7 @@ class _Run:
         self.exited_s = self.exited_s or time.perf_counter()
         self._judge(self.process.returncode)
         self.ended_s = self.ended_s or self.exited_s
-        return self.exited_s - start_s
+        return self.exited_s - self.started_s
 
     def _follow(self, process: subprocess.Popen[bytes], folder: Path, room: int, memory_bytes: int) -> None:
         """Read what it writes until it has ended, and look what it takes."""
@@ -216,12 +225,11 @@ class _Run:
             data = os.read(stream.fileno(), 1 << 16)
         except BlockingIOError:
             return False
-        now_s = time.perf_counter()
-        for line in output.add(data):
-            self._note(line, now_s)
-        if not data and output.line:
-            self._note(output.line.decode(errors="replace"), now_s)
-            output.line = b""
+        output.add(data)
+        if self._command.begin or self._command.end:
+            now_s = time.perf_counter()
+            for line in output.split(data):
+                self._note(line, now_s)
         if output.size > MOST_OUTPUT_BYTES:
             raise RunError(Status.CRASHED, f"it wrote more than {MOST_OUTPUT_BYTES >> 20} MiB of output, and was ended")
         return bool(data)
@@ -276,8 +284,6 @@ class _Runs:
         self._argv = [*prefix, *spec.command.arguments]
         if (name := spec.command.arguments[0].removeprefix("./")) in files:
             self._argv[len(prefix)] = f"./{name}"
-        # When the latest run began, on the board's clock and on this machine's.
-        self._start_s = self._host_s = 0.0
         self.latest = _Run(spec.command)
         self.latency_s: list[float] = []
         self.windows: list[tuple[float, float]] = []
@@ -302,14 +308,15 @@ class _Runs:
 
     def _take(self) -> tuple[float, float]:
         """Make a run; return when it began and ended on the board's clock, by the lines that are looked for if any."""
-        self._start_s = self._plan.time.now_s()  # a virtual board takes the time of most runs without running it
+        now_s, before = self._plan.time.now_s(), self.latest
         wall_s = self._plan.pace.take(self._call, 1)
         self._plan.pace.settle()
         self.first_s = self.first_s or wall_s
         ran = self.latest
-        # A virtual board's time passes after the run, at a rate of its own.
-        scale = wall_s / (ran.exited_s - self._host_s)
-        began_s, ended_s = (self._start_s + (at_s - self._host_s) * scale for at_s in (ran.began_s, ran.ended_s))
+        # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
+        start_s = now_s if ran is before else ran.board_s
+        scale = wall_s / (ran.exited_s - ran.started_s)
+        began_s, ended_s = (start_s + (at_s - ran.started_s) * scale for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)
 
     def _call(self, calls: int) -> float:
@@ -321,8 +328,8 @@ class _Runs:
             try:
                 for name, path in self._files.items():
                     os.link(path, folder / name)
-                self._start_s, self._host_s = self._plan.time.now_s(), time.perf_counter()
-                total_s += self.latest.carry_out(self._argv, folder, self._spec.limits.memory_bytes)
+                memory_bytes = self._spec.limits.memory_bytes
+                total_s += self.latest.carry_out(self._argv, folder, memory_bytes, self._plan.time)
             finally:
                 processes.remove_folder(folder)
             self.peak_bytes = max(self.peak_bytes, self.latest.peak_bytes)

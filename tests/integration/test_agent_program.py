@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
+import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +17,7 @@ import psutil
 import pytest
 
 from device_agent.protocol import Command, EnergySpec, Engine, Limits, OperatingPoint, Outcome, RunSpec, Status
+from farm.errors import BoardLostError
 from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
 from tests.clocks import wait_until
@@ -30,6 +34,17 @@ int main(void) {
     puts("end"); puts("rate = 12.5");
     return 0;
 }
+"""
+
+# Without a C library, of which ziglang would have to build one first.
+AARCH64 = """
+static long call(long number, long first, const char *second, long third) {
+    register long x8 __asm__("x8") = number, x0 __asm__("x0") = first, x2 __asm__("x2") = third;
+    register const char *x1 __asm__("x1") = second;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
+    return x0;
+}
+void _start(void) { call(64, 1, "aarch64\\n", 8); call(94, 0, 0, 0); }
 """
 
 
@@ -170,6 +185,51 @@ def test_what_a_program_leaves_running_is_ended(board: BlockingSession, agent: A
     assert outcome.status is Status.OK, outcome.message
     assert texts[0] == "left one behind\n"
     wait_until(lambda: not [each for each in agent.descendants() if _is_foreign(each)], "the board to be idle")
+
+
+def test_a_program_ends_with_its_agent(start_agent: Callable[..., Agent]) -> None:
+    """An agent that is killed takes the program along."""
+    agent = start_agent()
+    with opened(agent) as board, concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(script, board, "import time; time.sleep(60)")
+        wait_until(lambda: any(map(_is_foreign, agent.descendants())), "the program")
+        (program,) = filter(_is_foreign, agent.descendants())
+        agent.process.kill()
+        assert isinstance(answer.exception(timeout=30), BoardLostError)
+        program.wait(timeout=10)
+
+
+def test_a_full_disk(start_agent: Callable[..., Agent], tmp_path: pathlib.Path) -> None:
+    """A program that fills the disk is ended while there is still room, and what it wrote is gone."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400m,mode=755", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, timeout=30).returncode:
+        pytest.skip("a full disk is made with mount, which is not permitted here")
+    try:
+        agent = start_agent(folder=tmp_path)
+        with opened(agent) as board:
+            text = "import time\nfor n in range(300):\n open(str(n), 'wb').write(bytes(1 << 20)); time.sleep(0.001)"
+            outcome, _ = script(board, text)
+            assert (outcome.status, "it filled the disk" in outcome.message) == (Status.CRASHED, True), outcome
+            assert shutil.disk_usage(tmp_path).free > 350 << 20
+        agent.stop()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True, timeout=30)
+
+
+def test_a_program_of_aarch64(virtual: BlockingSession, board: BlockingSession, tmp_path: pathlib.Path) -> None:
+    """A virtual board runs it in QEMU; this machine says why it does not."""
+    source, path = tmp_path / "main.c", tmp_path / "main"
+    source.write_text(AARCH64)
+    command = ["-target", "aarch64-linux-none", "-nostdlib", "-static", "-O1", "-o", str(path), str(source)]
+    subprocess.run([sys.executable, "-m", "ziglang", "cc", *command], check=True, timeout=300, capture_output=True)
+    sent = {"main": path.read_bytes()}
+    outcome, texts = run(virtual, "./main", sent=sent)
+    if shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64"):
+        assert texts[0] == "aarch64\n", outcome.message
+    else:
+        assert "needs QEMU" in outcome.message
+    outcome, _ = run(board, "./main", sent=sent)
+    assert (outcome.status, "another processor" in outcome.message) == (Status.LOAD_FAILED, True), outcome
 
 
 def test_a_board_owner_says_which_programs_run(start_agent: Callable[..., Agent], spin: bytes) -> None:
