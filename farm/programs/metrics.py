@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jmespath
@@ -21,6 +21,7 @@ from jmespath.exceptions import JMESPathError
 
 from farm import units
 from farm.errors import PermanentError, UsageError
+from farm.units import Scale
 
 MORE, LESS = "more", "less"
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -29,7 +30,7 @@ _RATES = {"fps": "frame", "hz": "run"}
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
 _EXAMPLE = "Example: --metric 'latency=mean = ([0-9.]+) ms, less, ms'."
 # The end of an output that a message shows, in characters.
-_SHOWN = 400
+QUOTED = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +88,24 @@ class ProgramMetric:
         """Convert a value: to s, or for a rate to s for each thing counted; its own inverse for a rate."""
         return 1 / value if self.counted else value * _UNITS_S[self.unit]
 
-    def format_seconds(self, seconds: float) -> str:
-        """Format a time in the metric's terms: `12.3 tok/s`, `4.56 ms`."""
-        return f"{1 / seconds:.4g} {self.unit}" if self.counted else units.format_latency(seconds)
+    @property
+    def per(self) -> str:
+        """What an energy is for: what it counts, or what takes the time."""
+        own = {TIME: "run", LATENCY: "inference"}
+        return self.counted or own.get(self, self.name)
+
+    @property
+    def at_most(self) -> str:
+        """How a longest time is said."""
+        return "at least" if self.counted else "at most"
+
+    def scale(self, seconds: Iterable[float]) -> Scale:
+        """Return the unit in which times are shown."""
+        return Scale(1.0, self.unit, inverse=True) if self.counted else units.seconds_scale(seconds)
+
+    def format(self, seconds: float) -> str:
+        """Format a time: `12.3 tok/s`, `4.56 ms`."""
+        return self.scale((seconds,)).text(seconds)
 
     def read(self, stdout: bytes, stderr: bytes) -> float:
         """Return the number in a run's output. Raises PermanentError with the output's end where there is none."""
@@ -102,7 +118,7 @@ class ProgramMetric:
         if math.isfinite(value) and value > 0:
             return value
         what = "is missing in the output" if found is None else f"is {str(found)[:80]!r}, not a number above 0"
-        end = (out.strip() or err.strip())[-_SHOWN:]
+        end = (out.strip() or err.strip())[-QUOTED:]
         raise PermanentError(f"the metric {self.name} {what}", f"The output ends: {end}" if end else "It is empty.")
 
     def _find(self, out: str, err: str) -> Any:
@@ -117,6 +133,13 @@ class ProgramMetric:
 
 # What a run without --metric is measured by.
 TIME = ProgramMetric("time", "", LESS, "s")
+# A model's.
+LATENCY = ProgramMetric("latency", "", LESS, "s")
+
+
+def read_metric(goal: Mapping[str, Any]) -> ProgramMetric:
+    """Return the objective's metric from a goal in a document; older ones are of models."""
+    return ProgramMetric(**goal["metric"]) if goal.get("metric") else LATENCY
 
 
 def read_runs(

@@ -88,7 +88,7 @@ def test_an_objective_is_a_time(unit: str, value: float, seconds: float, shown: 
     )
     metric.require_objective()
     assert metric.to_seconds(value) == pytest.approx(seconds)
-    assert metric.format_seconds(seconds) == shown
+    assert metric.format(seconds) == shown
 
 
 @pytest.mark.parametrize(("unit", "better"), [("MiB", "less"), ("ms", "more"), ("tok/s", "less")])
