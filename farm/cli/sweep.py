@@ -12,7 +12,6 @@ from farm import settings as farm_settings
 from farm.artifacts import artifact_folder, on_board
 from farm.cli import options, output, sweep_report, tables
 from farm.cli.options import Aim, Deadline, MaxPower, Period, read_duration_s, read_goal
-from farm.cli.program_options import AskedProgram
 from farm.cli.sweep_report import Sweep
 from farm.errors import UsageError
 from farm.points import values
@@ -32,12 +31,17 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder f
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked(AskedProgram):
+class Asked:
     """What `farm sweep run` is asked for: the board, the points, the code or program, and the goal."""
 
     program: Annotated[
         str, typer.Option("--program", metavar="COMMAND", help="Program to sweep instead of a model.")
     ] = ""
+    metric: options.Metrics = None
+    file: options.Files = None
+    begin: options.From = ""
+    end: options.Until = ""
+    in_shell: options.Shell = False
     vary: Annotated[
         list[str] | None,
         typer.Option("--vary", metavar="NAME=1,2", help="Settings of {NAME} in --program; repeatable."),
@@ -121,12 +125,12 @@ class Asked(AskedProgram):
 
     def find_program(self) -> ProgramOrder | None:
         """Return the program; None for a model. Raises UsageError."""
-        options = {"vary": self.vary, "at_least": self.at_least, "at_most": self.at_most}
-        if self.program:
-            return self.read_program(self.program, **options)
-        if any((*options.values(), self.metric, self.file, self.begin, self.end, self.in_shell)):
+        lists = [tuple(map(str, e or ())) for e in (self.file, self.metric, self.vary, self.at_least, self.at_most)]
+        if not self.program and any((*lists, self.begin, self.end, self.in_shell)):
             raise UsageError("--metric, --file, --from, --until, --shell, --vary and limits on metrics need --program")
-        return None
+        files, *others = lists
+        texts = (self.in_shell, self.begin, self.end)
+        return ProgramOrder(self.program, files, *texts, *others) if self.program else None
 
     def read_order(self, model: str) -> plan_order.SweepOrder:
         """Return the order. Raises UsageError."""
