@@ -22,14 +22,19 @@ _UNITS_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A unit for all figures of one kind: multiply SI values by `factor`."""
+    """A unit for all figures of one kind: multiply SI values by `factor`. `inverse`: a rate, of times."""
 
     factor: float
     unit: str
+    inverse: bool = False
+
+    def convert(self, value: float) -> float:
+        """Convert an SI value."""
+        return self.factor / value if self.inverse else self.factor * value
 
     def number(self, value: float | None) -> str:
         """Format three significant digits, a dash for what is unknown."""
-        return NOTHING if value is None else format_number(value * self.factor)
+        return NOTHING if value is None else format_number(self.convert(value))
 
     def text(self, value: float | None) -> str:
         """Format the number and its unit."""
@@ -37,10 +42,10 @@ class Scale:
 
     def interval(self, estimate: Mapping[str, float]) -> tuple[str, str]:
         """Format a value, and `low – high`, with the digits that distinguish the ends."""
-        values = [estimate[end] * self.factor for end in ("value", "low", "high")]
-        digits = _plan_digits(values[0], values[2] - values[1])
-        value, low, high = (f"{each:,.{digits}f}" for each in values)
-        return value, f"{low} – {high}"
+        value, *ends = (self.convert(estimate[end]) for end in ("value", "low", "high"))
+        digits = _plan_digits(value, max(ends) - min(ends))
+        low, high = sorted(ends)
+        return f"{value:,.{digits}f}", f"{low:,.{digits}f} – {high:,.{digits}f}"
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:

@@ -38,6 +38,8 @@ FOLDERS = "run-"
 MOST_OUTPUT_BYTES, _KEPT_BYTES = 64 << 20, 1 << 20
 # No more runs than needed once the kept output of all is this large.
 _MOST_KEPT_BYTES = 32 << 20
+# The output of so many runs is sent: the farm takes 1024 arrays.
+_MOST_SENT = 500
 # More on the disk, or half of what was free, ends a run.
 _MOST_DISK_BYTES = 4 << 30
 # How often processes, memory and disk are looked at: a run writes little and forks few times within.
@@ -304,7 +306,7 @@ class _Runs:
             self.latency_s.append(window[1] - window[0])
             found = [each.to_array() for each in self.latest.streams]
             kept += sum(map(len, found))
-            self.outputs += found
+            self.outputs += found if len(self.windows) <= _MOST_SENT else []
 
     def _take(self) -> tuple[float, float]:
         """Make a run; return when it began and ended on the board's clock, by the lines that are looked for if any."""

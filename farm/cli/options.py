@@ -92,6 +92,23 @@ Period = Annotated[
     ),
 ]
 
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="'NAME=EXPRESSION, more|less, UNIT'",
+        help="Number in the program's output: JMESPath, or a regular expression with one group; repeatable.",
+    ),
+]
+Files = Annotated[
+    list[Path] | None, typer.Option("--file", metavar="PATH", help="File that is sent along; repeatable.")
+]
+From = Annotated[
+    str, typer.Option("--from", metavar="REGEX", help="Line of the output from which time and power count.")
+]
+Until = Annotated[str, typer.Option("--until", metavar="REGEX", help="Line of the output up to which they count.")]
+Shell = Annotated[bool, typer.Option("--shell", help="Run the program by the board's /bin/sh.")]
+
 
 def read_duration_s(
     option: str, text: str, examples: str = DURATION_EXAMPLES, parse: Callable[[str], float] = parse_duration_s

@@ -16,6 +16,7 @@ from farm.cli.sweep_report import Sweep
 from farm.errors import UsageError
 from farm.points import values
 from farm.processes import machine
+from farm.programs.order import ProgramOrder
 from farm.report import sweep_page
 from farm.store import Store
 from farm.sweep import stored
@@ -31,7 +32,26 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder f
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What `farm sweep run` is asked for: the board, the points, the code and the goal."""
+    """What `farm sweep run` is asked for: the board, the points, the code or program, and the goal."""
+
+    program: Annotated[
+        str, typer.Option("--program", metavar="COMMAND", help="Program to sweep instead of a model.")
+    ] = ""
+    metric: options.Metrics = None
+    file: options.Files = None
+    begin: options.From = ""
+    end: options.Until = ""
+    in_shell: options.Shell = False
+    vary: Annotated[
+        list[str] | None,
+        typer.Option("--vary", metavar="NAME=1,2", help="Settings of {NAME} in --program; repeatable."),
+    ] = None
+    at_least: Annotated[
+        list[str] | None, typer.Option("--at-least", metavar="'NAME=10 UNIT'", help="Limit on a metric; repeatable.")
+    ] = None
+    at_most: Annotated[
+        list[str] | None, typer.Option("--at-most", metavar="'NAME=10 UNIT'", help="Limit on a metric; repeatable.")
+    ] = None
 
     board: Annotated[
         str | None,
@@ -95,14 +115,37 @@ class Asked:
     def read_goal(self) -> tuple[values.Goal, bool]:
         """Return the goal, and whether the user named an objective. Raises UsageError."""
         goal = read_goal(values.Goal(), self.deadline, self.max_power, self.objective, self.period)
+        if program := self.find_program():
+            limits, latest_s = program.read_limits()
+            deadlines = [each for each in (goal.deadline_s, latest_s) if each]
+            deadline_s = min(deadlines, default=None)
+            metric = program.read_metrics()[0]
+            goal = dataclasses.replace(goal, deadline_s=deadline_s, metric=metric, limits=tuple(limits))
         return goal, bool(self.objective or self.period)
+
+    def find_program(self) -> ProgramOrder | None:
+        """Return the program; None for a model. Raises UsageError."""
+        lists = [tuple(map(str, e or ())) for e in (self.file, self.metric, self.vary, self.at_least, self.at_most)]
+        if not self.program and any((*lists, self.begin, self.end, self.in_shell)):
+            raise UsageError("--metric, --file, --from, --until, --shell, --vary and limits on metrics need --program")
+        files, *others = lists
+        texts = (self.in_shell, self.begin, self.end)
+        return ProgramOrder(self.program, files, *texts, *others) if self.program else None
 
     def read_order(self, model: str) -> plan_order.SweepOrder:
         """Return the order. Raises UsageError."""
+        program = self.find_program()
+        if bool(model) is bool(program):
+            raise UsageError(
+                "which model?" if not model else "a sweep is of a model or of a program",
+                "Say: farm sweep run MODEL --board NAME, or --program COMMAND instead of MODEL; or --resume ID.",
+            )
+        if program and (self.shape or self.batch != "1" or self.variants != programs.COMPILED):
+            raise UsageError("--shape, --batch and --variants are for models", "--vary has settings of a program.")
         return plan_order.SweepOrder(
-            model,
+            program.name if program else model,
             tuple(self.shape or ()),
-            programs.read_variants(self.variants),
+            tuple(program.list_settings()) if program else programs.read_variants(self.variants),
             programs.read_batches(self.batch),
             tuple(self.cpu_freqs or ()),
             self.cores,
@@ -113,6 +156,7 @@ class Asked:
             exhaustive=self.exhaustive,
             budget_points=self.budget_points,
             device=self.device,
+            program=program,
         )
 
 
@@ -131,20 +175,18 @@ def run(
         int | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted sweep instead.")
     ] = None,
 ) -> output.Document:
-    """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
+    """Measure a model or a program over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
     if out is not None:
         artifact_folder.require_room(out)
     if resume is not None:
         yield from _resume(resume, out)
         return
-    if not model:
-        raise UsageError("which model?", "Say: farm sweep run MODEL --board NAME; or --resume ID.")
+    order = asked.read_order(model)
     goal, named = asked.read_goal()
     asked.require_board()
     if dry_run:
-        yield from _preview(model, asked, goal, named)
+        yield from _preview(order, asked, goal, named)
         return
-    order = asked.read_order(model)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
@@ -162,8 +204,7 @@ def _resume(sweep: int, out: Path | None) -> output.Document:
         yield from _finish(store, sweep, out)
 
 
-def _preview(model: str, asked: Asked, goal: values.Goal, named: bool) -> output.Document:
-    order = asked.read_order(model)
+def _preview(order: plan_order.SweepOrder, asked: Asked, goal: values.Goal, named: bool) -> output.Document:
     with options.open_store_to_show() as store:
         kind, name = on_board.choose_board(store, asked.board_type, asked.board)
         found = runner.preview_sweep(order, plan_order.SweepPlace(kind.name, name, asked.boards), goal, named, store)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
 from farm import units
 from farm.errors import UsageError
+from farm.programs.metrics import LATENCY, Limit, ProgramMetric
 
 # Before an objective's name: its watts are those of an external meter.
 WALL = "wall-"
@@ -142,7 +143,8 @@ class PointMeasurement:
     Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
     the same without `idle_power` (W, the total at these clocks), `rail_power_w` W by rail. `invalid` says why the visit
     does not count (throttled, clocks moved by another client), "" where it does; `retry` whether another may help.
-    Repeated visits of one point are separate entries.
+    Repeated visits of one point are separate entries. Of a program, `latency` is the objective's metric in s, an
+    inference what that counts, and `metrics` the medians of all its metrics, in their own units.
     """
 
     key: str
@@ -160,6 +162,7 @@ class PointMeasurement:
     board: str = ""
     simulated: bool = False
     idle_power: Estimate | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     predicted: ClassVar[bool] = False
 
     @property
@@ -212,7 +215,8 @@ class Goal:
 
     The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile. With the objective
     `period`, and only then, an inference begins every `period_s`, and has to end before the next. With `wall`, watts
-    are those of an external meter. Raises UsageError for limits that contradict each other.
+    are those of an external meter. Of a program, `metric` is the latency, and `limits` are those on other metrics.
+    Raises UsageError for limits that contradict each other.
     """
 
     objective: Objective = Objective.ENERGY
@@ -221,6 +225,8 @@ class Goal:
     deadline_on_p95: bool = False
     period_s: float | None = None
     wall: bool = False
+    metric: ProgramMetric = LATENCY
+    limits: tuple[Limit, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.period_s is None) == (self.objective is Objective.PERIOD):
@@ -257,7 +263,8 @@ class Goal:
         if objective is Objective.PERIOD and not named and period_s is None:
             objective = Objective.ENERGY
         wall = named.startswith(WALL) if named else self.wall
-        return Goal(objective, deadline_s, max_power_w, self.deadline_on_p95, period_s, wall)
+        asked_for = (objective, deadline_s, max_power_w, self.deadline_on_p95, period_s, wall)
+        return Goal(*asked_for, self.metric, self.limits)
 
     @property
     def latest_s(self) -> float | None:

@@ -12,14 +12,15 @@ from typing import Any
 
 from device_agent.protocol import GPU
 from farm import units
+from farm.programs.metrics import Limit, read_metric
 
 Row = Mapping[str, Any]
 Series = Mapping[str, Any]
 Document = Mapping[str, Any]
 
 _OBJECTIVES = {
-    "energy": "the least energy per inference",
-    "latency": "the least latency",
+    "energy": "the least energy per {per}",
+    "latency": "the {least} {name}",
     "power": "the least power",
     "edp": "the least product of energy and latency",
     "period": "the least mean power of a period",
@@ -61,14 +62,16 @@ def name_boards(document: Document, names: str = "") -> str:
 
 def describe_goal(goal: Mapping[str, Any]) -> str:
     """Describe the goal: `the least energy per inference, with a latency of at most 33 ms`."""
-    limits = []
+    limits, metric = [], read_metric(goal)
     if goal["deadline_s"]:
-        what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
-        scale = units.seconds_scale([goal["deadline_s"]])
-        limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
+        what = f"95th percentile of the {metric.name}" if goal.get("deadline_on_p95") else metric.name
+        limits.append(f"a {what} of {metric.at_most} {metric.format(goal['deadline_s'])}")
+    limits += [f"a {Limit(**each)}" for each in goal.get("limits", ())]
     if goal["max_power_w"]:
         limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
-    objective = f"{_OBJECTIVES[goal['objective']]}{' at the wall' if goal['wall'] else ''}"
+    least = "highest" if metric.counted else "least"
+    objective = _OBJECTIVES[goal["objective"]].format(per=metric.per, name=metric.name, least=least)
+    objective += " at the wall" if goal["wall"] else ""
     if period_s := goal["period_s"]:
         objective += f" of {units.format_latency(period_s)} ({units.format_number(1 / period_s)} a second)"
     return objective + (f", with {' and '.join(limits)}" if limits else "")

@@ -11,6 +11,7 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.programs.metrics import Limit, read_metric
 from farm.store.sweeps import StoredVisit
 from farm.types import documents
 
@@ -68,7 +69,9 @@ def goal_to_dict(goal: Goal) -> dict[str, Any]:
 
 def goal_from_dict(document: Mapping[str, Any]) -> Goal:
     """The inverse of `goal_to_dict`."""
-    return Goal(**{**document, "objective": Objective(document["objective"])})
+    limits = tuple(Limit(**each) for each in document.get("limits", ()))
+    terms = {"objective": Objective(document["objective"]), "metric": read_metric(document), "limits": limits}
+    return Goal(**{**document, **terms})
 
 
 def estimate_to_dict(estimate: Estimate | None) -> dict[str, float] | None:
@@ -78,7 +81,7 @@ def estimate_to_dict(estimate: Estimate | None) -> dict[str, float] | None:
 
 def measurement_to_dict(measurement: PointMeasurement) -> dict[str, Any]:
     """One visit; null where the board has no sensor."""
-    return {**dataclasses.asdict(measurement), "rail_power_w": dict(measurement.rail_power_w)}
+    return dataclasses.asdict(measurement)
 
 
 def measurement_from_dict(document: Mapping[str, Any]) -> PointMeasurement:

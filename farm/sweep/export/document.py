@@ -311,11 +311,13 @@ def _say_pick(best: PickedPoint, picked: Pick, goal: Goal) -> str:
 
 def _say_choice(choice: PickedPoint, goal: Goal) -> str:
     point = choice.figures
-    words = [f"{_with_interval(point.latency, 'ms')}"]
+    metric = goal.metric
+    rate = f"{metric.name} {metric.format(point.latency.value)}"
+    words = [rate if metric.counted else _with_interval(point.latency, "ms")]
     if point.power is not None:
         words.append(f"{point.power.value:.3g} W")
     if point.energy is not None:
-        words.append(f"{_with_interval(point.energy, 'mJ')} per inference")
+        words.append(f"{_with_interval(point.energy, 'mJ')} per {metric.per}")
     if goal.period_s is not None:
         words.append(f"{_with_interval(choice.objective, 'mW')} over the period")
     return ", ".join(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,6 +45,11 @@ class MeasuredPoint:
     visits: tuple[PointMeasurement, ...]
     own_log_sd: tuple[float, float]
     idle: Estimate | None = None
+
+    def find_metric(self, name: str) -> float | None:
+        """Return the median of a program's metric, in its own unit."""
+        known = [visit.metrics[name] for visit in self.visits if name in visit.metrics]
+        return statistics.median(known) if known else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,15 @@ latency and energy: dominance, and the hypervolume of a front.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from farm.errors import UsageError
 from farm.points.values import Z95, Estimate, Goal, Objective
+from farm.programs.metrics import ProgramMetric
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.fit.terms import Floats
 
@@ -83,7 +85,7 @@ def pick_point(analysis: Analysis, goal: Goal, idle: Estimate | None = None) -> 
         and (objective := estimate_objective(combined[point.key], goal)) is not None
     ]
     if not choices:
-        return Pick(None, (), 0.0, 0.0, _explain(combined, goal))
+        return Pick(None, (), 0.0, 0.0, _explain(combined, goal, points))
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
     sds = np.array([choice.objective.log_sd for choice in ordered])
@@ -186,8 +188,15 @@ def estimate_objective(figures: Any, goal: Goal) -> Estimate | None:
     return Estimate.of_log(middle, float(np.linalg.norm(np.array(moved) - middle)))
 
 
+def keeps_metrics(point: MeasuredPoint, goal: Goal) -> bool:
+    """Whether a program's other metrics keep their limits."""
+    return all(limit.keeps(point.find_metric(limit.metric) or math.nan) for limit in goal.limits)
+
+
 def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
-    """Whether the upper ends of its intervals keep deadline and power limit."""
+    """Whether the upper ends of its intervals keep deadline and power limit, and other metrics theirs."""
+    if not keeps_metrics(point, goal):
+        return False
     if goal.latest_s is not None:
         latest = figures.latency.high
         if goal.deadline_on_p95:
@@ -203,14 +212,15 @@ def _choose(point: MeasuredPoint, combined: Combined, objective: Estimate, faste
     return PickedPoint(point, combined, objective, combined.latency.value / fastest.latency.value - 1, saves)
 
 
-def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
+def _explain(combined: Mapping[str, Combined], goal: Goal, points: Sequence[MeasuredPoint] = ()) -> str:
     """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
     if goal.latest_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
-        limits.append(f"a {what}latency of at most {goal.latest_s * 1e3:.4g} ms")
+        shown = goal.metric
+        limits.append(f"a {what}{shown.name} of {shown.at_most} {_format(goal.latest_s, shown)}")
         key = min(combined, key=lambda key: combined[key].latency.value)
-        nearest.append(f"the fastest takes {combined[key].latency.value * 1e3:.4g} ms ({key})")
+        nearest.append(f"the fastest takes {_format(combined[key].latency.value, shown)} ({key})")
         if goal.period_s is not None and (over_s := combined[key].latency.high - goal.period_s) > 0:
             nearest.append(f"the period is {over_s * 1e3:.3g} ms too short for its interval")
     if goal.max_power_w is not None:
@@ -219,7 +229,17 @@ def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
         if watts:
             key = min(watts, key=watts.__getitem__)
             nearest.append(f"the most frugal draws {watts[key]:.4g} W ({key})")
+    for limit in goal.limits:
+        limits.append(f"a {limit}")
+        known = {point.key: value for point in points if (value := point.find_metric(limit.metric))}
+        if known:
+            key = (max if limit.at_least else min)(known, key=known.__getitem__)
+            nearest.append(f"the nearest {limit.metric} is {known[key]:.4g} {limit.unit} ({key})")
     return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(nearest)}"
+
+
+def _format(seconds: float, metric: ProgramMetric) -> str:
+    return f"{1 / seconds:.4g} {metric.unit}" if metric.counted else f"{seconds * 1e3:.4g} ms"
 
 
 def front_rows(latency: Floats, cost: Floats) -> list[int]:

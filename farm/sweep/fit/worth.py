@@ -86,7 +86,8 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     latency = model.latency.draw(rows, _DRAWS, rng)
     drawn = _Values.of(wall, latency, *(each.draw(rows, _DRAWS, rng) if each else None for each in (model.power, idle)))
     front, share, doubt = _weigh_front(drawn, known, pick.reference_point(expected.latency, expected.energy))
-    picks, gain = _weigh_pick(goal, drawn, known, p95)
+    keeps = np.array([pick.keeps_metrics(analysis.measured[keys[row]], goal) for row in done])
+    picks, gain = _weigh_pick(goal, drawn, known, keeps, p95)
     scores = front / wants[0] + picks / wants[1]
     return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain, doubt)
 
@@ -145,10 +146,10 @@ def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float])
     return gains / len(shares), float(np.mean(shares)), doubt
 
 
-def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float]:
-    """Return the pick's expected gain by each point, and by the best one."""
+def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, keeps: Flags, p95: float) -> tuple[Floats, float]:
+    """Return the pick's expected gain by each point, and by the best one. `keeps`: other metrics keep their limits."""
     margin = 1 + _MARGIN
-    fits = _meets(goal, known, p95, margin)
+    fits = keeps & _meets(goal, known, p95, margin)
     may = _meets(goal, drawn, p95, margin)
     objective = drawn.weigh(goal)
     if fits.any():

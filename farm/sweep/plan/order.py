@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import CPU, EVERY_CLUSTER, Clocks, DomainClocks
-from farm.crew.choice import TargetPlan, plan_place, plan_target
+from farm.crew.choice import TargetPlan, describe_type, plan_place, plan_target
 from farm.crew.visits import IDLE_SHARE
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
@@ -20,6 +21,7 @@ from farm.points import requests
 from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.points.requests import ALL, find_clocks
 from farm.points.values import Goal, Grid, Objective
+from farm.programs.order import ProgramOrder
 from farm.search import gpus
 from farm.sweep.fit.pick import require_power
 from farm.sweep.plan.adaptive import ANCHOR_EVERY
@@ -38,7 +40,8 @@ class SweepOrder:
     """One sweep as ordered. Clocks as typed; empty: not varied.
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `device` is the boards' processor or GPU. On a GPU the
-    memory clock varies with the GPU's unless `mem_freqs` is given.
+    memory clock varies with the GPU's unless `mem_freqs` is given. A `program` is in the model's place, its settings
+    are the variants.
     """
 
     model: str
@@ -55,6 +58,7 @@ class SweepOrder:
     budget_points: int | None = None
     seed: int = 0
     device: str = CPU
+    program: ProgramOrder | None = None
 
     def __post_init__(self) -> None:
         if not MIN_WINDOW_S <= self.window_s <= MAX_WINDOW_S:
@@ -70,7 +74,8 @@ class SweepOrder:
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
         # Older sweeps have options that went since.
         kept = {name: value for name, value in document.items() if name not in ("repeat", "ambient_c")}
-        return cls(**kept | lists)
+        program = document.get("program")
+        return cls(**kept | lists | {"program": ProgramOrder.from_dict(program) if program else None})
 
     @property
     def series(self) -> tuple[tuple[str, int], ...]:
@@ -245,6 +250,8 @@ def preview(
     else:
         simulated, target = False, plan_target(kind, {}, host_cores)
     about: Mapping[str, Any] = next((row.description for row in rows if row.name in boards and row.description), {})
+    if order.program is not None:
+        _require_program(order, order.program, {**describe_type(kind, "", simulated), **about})
     clocks = find_clocks(kind, about)
     if clocks is None:
         return SweepPreview(
@@ -259,6 +266,15 @@ def preview(
         notes += more
     visits = count_visits(order, grid)
     return SweepPreview(kind, boards, simulated, target, grid, tuple(notes), count_points(order, grid), visits)
+
+
+def _require_program(order: SweepOrder, program: ProgramOrder, about: Mapping[str, Any]) -> None:
+    """Refuse a program that a board with this description cannot run. Raises UsageError."""
+    if about["simulated"] and order.device != CPU:
+        raise UsageError(
+            "simulated boards do not run programs for the GPU", "Take a real board, or --device cpu for one of the CPU."
+        )
+    program.require_architecture({about["architecture"], *([platform.machine()] if about["simulated"] else [])})
 
 
 def count_points(order: SweepOrder, grid: Grid) -> int:

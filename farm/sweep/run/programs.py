@@ -1,4 +1,4 @@
-"""The programs of a sweep: the model compiled for a board type, in one or more variants and batch sizes.
+"""The programs of a sweep: the model compiled for a board type, in variants and batch sizes, or any program.
 
 `compiled` is what `farm model compile` makes now: from records, or by prediction without one. `tuned` is the same, but
 refused without a record. `untuned` is stock TVM's code.
@@ -7,6 +7,8 @@ refused without a record. `untuned` is stock TVM's code.
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from device_agent.protocol import CPU
+from device_agent.protocol import CPU, Command, Engine, Outcome, RunSpec
 from farm.artifacts import compile
 from farm.artifacts.make import Candidates, make_book, to_config
 from farm.artifacts.verify import compare
@@ -24,6 +26,9 @@ from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.lengths import set_batch
 from farm.models.source import ModelSource
+from farm.points.values import Estimate, PointMeasurement
+from farm.programs.metrics import LATENCY, ProgramMetric, read_runs
+from farm.programs.order import ProgramOrder
 from farm.search.gpus import device_of
 from farm.selection.decision import describe_imported
 from farm.values import DEFAULT_POINT
@@ -48,11 +53,68 @@ class SweepProgram:
     about: str = ""
     device: str = CPU
     note: str = ""
+    command: Command | None = None
+    metrics: tuple[ProgramMetric, ...] = (LATENCY,)
 
     @property
     def series(self) -> tuple[str, int]:
         """The key of its visits."""
         return (self.variant, self.batch)
+
+    @property
+    def objective(self) -> ProgramMetric:
+        """What its latency is."""
+        return self.metrics[0]
+
+    @property
+    def title(self) -> str:
+        """What it is, for messages."""
+        return f"the program ({self.variant})" if self.command else f"the {self.variant} model"
+
+    def fit(self, spec: RunSpec) -> RunSpec:
+        """Return a spec, which is for a model on the CPU, for this program and its device."""
+        if self.command is None:
+            return dataclasses.replace(spec, device=self.device)
+        return dataclasses.replace(
+            spec, engine=Engine.PROGRAM, command=self.command, device=self.device, return_outputs=True
+        )
+
+    def read(self, outcome: Outcome, outputs: Arrays) -> tuple[Outcome, dict[str, float]]:
+        """Return an outcome with the objective, in s, as latency, and the medians of all metrics; a model's as it is.
+
+        Raises PermanentError where a run lacks a metric.
+        """
+        if self.command is None:
+            return outcome, {}
+        found = read_runs(self.metrics, outcome.latency_s, outputs)
+        seconds = tuple(map(self.objective.to_seconds, found[self.objective.name]))
+        medians = {name: statistics.median(values) for name, values in found.items() if values}
+        return dataclasses.replace(outcome, latency_s=seconds), medians
+
+    def convert(self, visit: PointMeasurement, medians: Mapping[str, float]) -> PointMeasurement:
+        """Return a visit with these metrics, its energies not of a run but of what the objective counts or times."""
+        ratio = 1.0
+        if visit.power and visit.energy and self.objective.pattern:
+            ratio = visit.power.value * visit.latency.value / visit.energy.value
+        energies = {
+            name: each and Estimate(each.value * ratio, each.low * ratio, each.high * ratio)
+            for name, each in (("energy", visit.energy), ("energy_above_idle", visit.energy_above_idle))
+        }
+        return dataclasses.replace(visit, metrics=medians, **energies)  # type: ignore[arg-type]
+
+
+def list_programs(order: ProgramOrder, device: str) -> list[SweepProgram]:
+    """Return a program for each series of settings. Raises UsageError."""
+    sent = "".join(f"; {name} is {digest}" for name, digest in order.digests.items())
+    commands = {name: order.to_command(settings) for name, settings in order.list_settings().items()}
+    return [
+        SweepProgram(
+            *(name, 1, b"", dict(order.contents), shlex.join(command.arguments) + sent, device),
+            command=command,
+            metrics=order.read_metrics(),
+        )
+        for name, command in commands.items()
+    ]
 
 
 def read_variants(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from farm.models.lengths import set_batch
 from farm.models.source import ModelSource, resolve_model
 from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps, process_identity
+from farm.programs.order import ProgramOrder
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
@@ -50,8 +51,7 @@ def run_sweep(
     """
     close_abandoned_sweeps(store)
     board_type = require_board_type(where.board_type)
-    source = resolve_model(wanted.model)
-    _check_batches(wanted, source)
+    source = _resolve(wanted, wanted.model)
     found = preview(wanted, where, board_type, goal, objective_named, store.boards.fetch())
     session = SweepSession(wanted, where, board_type, source, settings, store, say, made)
     session.compile(found.target, found.simulated)
@@ -95,7 +95,7 @@ def preview_sweep(
     wanted: SweepOrder, where: SweepPlace, goal: Goal, objective_named: bool, store: Store
 ) -> SweepPreview:
     """Plan what `run_sweep` would do, as far as is known before a board is taken. Raises the same errors."""
-    _check_batches(wanted, resolve_model(wanted.model))
+    _resolve(wanted, wanted.model)
     board_type = require_board_type(where.board_type)
     return preview(wanted, where, board_type, goal, objective_named, store.boards.fetch())
 
@@ -110,10 +110,10 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     request = dict(row.request)
     where, origin = SweepPlace(**request.pop("where")), str(request.pop("origin"))
     wanted = SweepOrder.from_dict(request)
-    source = resolve_model(origin.removeprefix(ZOO))
+    source = _resolve(wanted, origin.removeprefix(ZOO))
     if source.sha256 != row.model_sha256:
         raise UsageError(
-            f"{source.origin} is not the model any more that sweep {sweep} was begun with", "Begin a new sweep."
+            f"{source.origin} is not the same any more as sweep {sweep} was begun with", "Begin a new sweep."
         )
     board_type = require_board_type(row.board_type)
     if goal is not None:
@@ -135,7 +135,11 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
         session.sweep(sweep, row.started_at, grid, goal, before)
 
 
-def _check_batches(wanted: SweepOrder, source: ModelSource) -> None:
-    """Check what needs no board. Raises UsageError."""
+def _resolve(wanted: SweepOrder, model: str) -> ModelSource | ProgramOrder:
+    """Return the model or program, after the checks that need no board. Raises UsageError."""
+    if wanted.program is not None:
+        return wanted.program
+    source = resolve_model(model)
     for batch in wanted.batches:
         set_batch(source, wanted.shapes, batch)
+    return source

@@ -27,6 +27,7 @@ from farm.models.source import ModelSource
 from farm.points.grid import Coupling, GridRequest, leave_out, plan_grid
 from farm.points.values import Estimate, Goal, Grid, GridPoint
 from farm.processes.jobs import compile_in_subprocess
+from farm.programs.order import ProgramOrder
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
@@ -56,13 +57,13 @@ class SweepSession:
         wanted: SweepOrder,
         where: SweepPlace,
         board_type: BoardType,
-        source: ModelSource,
+        source: ModelSource | ProgramOrder,
         settings: Settings,
         store: Store,
         say: Say,
         made: Sequence[SweepProgram] = (),
     ) -> None:
-        self._made = made
+        self._made = programs.list_programs(source, wanted.device) if isinstance(source, ProgramOrder) else made
         self._wanted, self._where, self._source = wanted, where, source
         self._type = gpus.require_device(board_type, wanted.device)
         self._settings, self._store, self._say = settings, store, say
@@ -147,7 +148,8 @@ class SweepSession:
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         if target.config is not None:
             gpus.prepare_boards(target.config, self._settings)
-        self._threads = target.threads
+        # The target of a GPU has one thread, which starts its kernels.
+        self._threads = len(description.cores_online) if self._wanted.program else target.threads
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
         self._needs_total = has_power
@@ -161,6 +163,7 @@ class SweepSession:
         made_for = None if self._recipe is None else (self._recipe.target, self._recipe.simulated)
         if (self._made and self._recipe is None) or made_for == (target, simulated):
             return
+        assert isinstance(self._source, ModelSource)  # a program is made already
         self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
         self._settings.share_linker_cache()
         self._recipe = SweepRecipe(
@@ -247,14 +250,18 @@ class SweepSession:
         spec = visits.plan_first_run(threads, settings.model_memory_bytes, settings.model_timeout_s)
         self._crew.call(self.first.pin(anchor.point))
         for series, program in self.programs.items():
-            own = dataclasses.replace(spec, device=program.device)
+            own = program.fit(spec if program.command is None else dataclasses.replace(spec, runs=1, warmup=0))
             outcome, arrays = self._crew.call(self.first.run(own, program.library, program.inputs))
             if not outcome.latency_s or outcome.status is Status.CRASHED:
                 raise PermanentError(
-                    f"the {program.variant} model does not run on {self.first.name}: {outcome.status} {outcome.message}"
+                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}",
+                    visits.quote_output(outcome),
                 )
-            found[series] = (anchor, max(outcome.latency_s))
-            outputs[series] = list(arrays.values())
+            program.read(outcome, arrays)
+            # Of a program between two of its lines, the whole.
+            found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s / (own.runs + own.warmup)))
+            if program.command is None:
+                outputs[series] = list(arrays.values())
         for text in programs.require_equal_outputs(outputs):
             self.notes.append(text)
             self._say(text)

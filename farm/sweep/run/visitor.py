@@ -17,6 +17,7 @@ from farm.crew.driven_board import DrivenBoard
 from farm.crew.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
 from farm.points.values import GridPoint, PointMeasurement
+from farm.programs.metrics import LATENCY, ProgramMetric
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan.conductor import Conductor, Series, VisitTask
@@ -142,7 +143,7 @@ class Visitor:
             at_s = time.time() - self._orders.started_at
             simulated_s = self._before_s + self.measuring_s
             began = time.monotonic()
-            outcome = await self._run(series, point, board)
+            outcome, metrics = await self._run(series, point, board)
             self.running_s += time.monotonic() - began
             # How long the board was observed: timing, the idle baseline, the window.
             self.measuring_s += outcome.timing_s
@@ -150,31 +151,36 @@ class Visitor:
                 self.measuring_s += energy.busy.window_s + (energy.idle.window_s if energy.idle else 0.0)
             if outcome.simulated:  # a simulated board's drift is in its own time
                 at_s = simulated_s
+            program = self._orders.programs[series]
             measurement = visits.to_measurement(
-                outcome, point.key, at_s, board.name, needs_total=self._orders.needs_total
+                outcome, point.key, at_s, board.name, needs_total=self._orders.needs_total, what=program.title
             )
             if measurement is not None:
-                self._keep(series, measurement, outcome)
+                self._keep(series, program.convert(measurement, metrics), outcome)
                 return
             self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
-        raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
+        raise PermanentError(
+            f"{board.name} does not run {program.title} at {point.key}: {outcome.status} {outcome.message}"
+        )
 
-    async def _run(self, series: Series, point: GridPoint, board: DrivenBoard) -> Outcome:
+    async def _run(self, series: Series, point: GridPoint, board: DrivenBoard) -> tuple[Outcome, dict[str, float]]:
         orders = self._orders
         program = orders.programs[series]
-        known = [*self._conductor.known_latencies(series), orders.first_latency_s[series]]
+        # The latencies of a program are a metric's; the first run was timed.
+        timed = [] if program.command else self._conductor.known_latencies(series)
+        known = [*timed, orders.first_latency_s[series]]
         latency_s = visits.guess_latency_s(known, point)
         assert latency_s is not None  # the first run is always known
         threads = visits.count_cores(point, orders.threads)
         idle_c = self._idle_c[board.name]
         start_c = None if idle_c is None else idle_c + visits.WARM_K
         spec = visits.plan_visit(orders.window, latency_s, threads, orders.memory_bytes, start_c)
-        spec = dataclasses.replace(spec, device=program.device)
-        outcome, _ = await board.run(spec, program.library, program.inputs)
+        spec = program.fit(spec)
+        outcome, outputs = await board.run(spec, program.library, program.inputs)
         if outcome.status is Status.NOISY and not outcome.latency_s:  # the board was too warm to begin
             orders.say(f"{point.key} on {board.name}: {outcome.message}; measured all the same")
-            outcome, _ = await board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
-        return outcome
+            outcome, outputs = await board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
+        return program.read(outcome, outputs)
 
     def _keep(self, series: Series, measurement: PointMeasurement, outcome: Outcome) -> None:
         number = self._numbers[series] = self._numbers.get(series, 0) + 1
@@ -190,14 +196,17 @@ class Visitor:
             outcome=outcome.to_dict(),
         )
         self._conductor.add(series, measurement)
-        self._orders.say(self._orders.progress.count(describe_visit(series, measurement)))
+        metric = self._orders.programs[series].objective
+        self._orders.say(self._orders.progress.count(describe_visit(series, measurement, metric)))
 
 
-def describe_visit(series: Series, measurement: PointMeasurement) -> str:
+def describe_visit(series: Series, measurement: PointMeasurement, metric: ProgramMetric = LATENCY) -> str:
     """Describe a visit in one line."""
     variant, batch = series
     name = f"{variant} x{batch}" if batch > 1 else variant
-    words = [f"{measurement.key}: {name} {_scaled(measurement.latency.value, 's')}"]
+    latency_s = measurement.latency.value
+    latency = f"{metric.name} {metric.format(latency_s)}" if metric.counted else _scaled(latency_s, "s")
+    words = [f"{measurement.key}: {name} {latency}"]
     if measurement.power is not None:
         words.append(f"{measurement.power.value:.3g} W")
     if measurement.energy is not None:

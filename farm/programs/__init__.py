@@ -1,0 +1,1 @@
+"""Any program as a board runs it: its order, and the metrics in its output."""

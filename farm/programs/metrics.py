@@ -1,0 +1,213 @@
+"""Metrics of a program: numbers in the output of a run, their units, and limits on them. Pure.
+
+`order` has the command. A rate is fitted as its reciprocal, so that all objectives are times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jmespath
+import numpy as np
+import numpy.typing as npt
+from jmespath.exceptions import JMESPathError
+
+from farm import units
+from farm.errors import PermanentError, UsageError
+from farm.units import Scale
+
+MORE, LESS = "more", "less"
+_UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+# A rate's unit that names no things per second, and what it counts.
+_RATES = {"fps": "frame", "hz": "run"}
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
+_EXAMPLE = "Example: --metric 'latency=mean = ([0-9.]+) ms, less, ms'."
+# The end of an output that a message shows, in characters.
+QUOTED = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramMetric:
+    """A number of each run. `pattern` is a regular expression with one group, or JMESPath; "": the run's wall time."""
+
+    name: str
+    pattern: str
+    better: str
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> ProgramMetric:
+        """Parse `NAME=EXPRESSION, more|less, UNIT`. Raises UsageError."""
+        name, equals, rest = text.partition("=")
+        parts = [part.strip() for part in rest.rsplit(",", 2)]
+        if not equals or len(parts) != 3 or not all(parts) or parts[1] not in (MORE, LESS):
+            raise UsageError(f"--metric {text[:80]!r} is not NAME=EXPRESSION, more|less, UNIT", _EXAMPLE)
+        if not _NAME.fullmatch(name.strip()) or name.strip() == TIME.name:
+            raise UsageError(f"--metric: {name.strip()[:40]!r} is no name for a metric", _EXAMPLE)
+        metric = cls(name.strip(), *parts)
+        if metric._regex is None and isinstance(found := _compile_path(metric.pattern), JMESPathError):
+            why = f"neither a regular expression with one group nor JMESPath ({str(found).splitlines()[0]})"
+            raise UsageError(f"--metric {metric.name}: {metric.pattern[:80]!r} is {why}", _EXAMPLE)
+        return metric
+
+    @functools.cached_property
+    def _regex(self) -> re.Pattern[str] | None:
+        try:
+            found = re.compile(self.pattern, re.MULTILINE)
+        except re.error:
+            return None
+        # avg(a.b) is both, and its group would hold no number.
+        is_path = not isinstance(_compile_path(self.pattern), JMESPathError)
+        return found if found.groups == 1 and not is_path else None
+
+    @property
+    def counted(self) -> str:
+        """What a rate counts: `tok` of tok/s; "" where it is no rate."""
+        thing, _, second = self.unit.partition("/")
+        return thing if second == "s" else _RATES.get(self.unit.lower(), "")
+
+    def require_objective(self) -> None:
+        """Refuse as objective what is neither a time nor a rate. Raises UsageError."""
+        right = MORE if self.counted else LESS
+        if not self.counted and self.unit not in _UNITS_S:
+            raise UsageError(
+                f"the objective {self.name} is in {self.unit}, which is neither a time nor a rate",
+                f"The first --metric needs one of {', '.join(_UNITS_S)}, X/s, fps, Hz; others may be limited.",
+            )
+        if self.better != right:
+            raise UsageError(f"the objective {self.name} is in {self.unit}, of which {right} is better")
+
+    def to_seconds(self, value: float) -> float:
+        """Convert a value: to s, or for a rate to s for each thing counted; its own inverse for a rate."""
+        return 1 / value if self.counted else value * _UNITS_S[self.unit]
+
+    @property
+    def per(self) -> str:
+        """What an energy is for: what it counts, or what takes the time."""
+        own = {TIME: "run", LATENCY: "inference"}
+        return self.counted or own.get(self, self.name)
+
+    @property
+    def at_most(self) -> str:
+        """How a longest time is said."""
+        return "at least" if self.counted else "at most"
+
+    def scale(self, seconds: Iterable[float]) -> Scale:
+        """Return the unit in which times are shown."""
+        return Scale(1.0, self.unit, inverse=True) if self.counted else units.seconds_scale(seconds)
+
+    def format(self, seconds: float) -> str:
+        """Format a time: `12.3 tok/s`, `4.56 ms`."""
+        return self.scale((seconds,)).text(seconds)
+
+    def read(self, stdout: bytes, stderr: bytes) -> float:
+        """Return the number in a run's output. Raises PermanentError with the output's end where there is none."""
+        out, err = (text.decode(errors="replace") for text in (stdout, stderr))
+        found = self._find(out, err)
+        try:
+            value = math.nan if isinstance(found, bool) else float(found)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if math.isfinite(value) and value > 0:
+            return value
+        what = "is missing in the output" if found is None else f"is {str(found)[:80]!r}, not a number above 0"
+        end = (out.strip() or err.strip())[-QUOTED:]
+        raise PermanentError(f"the metric {self.name} {what}", f"The output ends: {end}" if end else "It is empty.")
+
+    def _find(self, out: str, err: str) -> Any:
+        if self._regex is not None:
+            matches = [*self._regex.finditer(out)] or [*self._regex.finditer(err)]
+            return matches[-1][1] if matches else None
+        try:
+            return _compile_path(self.pattern).search(_read_json(out))
+        except JMESPathError as error:
+            return str(error)
+
+
+# What a run without --metric is measured by.
+TIME = ProgramMetric("time", "", LESS, "s")
+# A model's.
+LATENCY = ProgramMetric("latency", "", LESS, "s")
+
+
+def read_metric(goal: Mapping[str, Any]) -> ProgramMetric:
+    """Return the objective's metric from a goal in a document; older ones are of models."""
+    return ProgramMetric(**goal["metric"]) if goal.get("metric") else LATENCY
+
+
+def read_runs(
+    metrics: Sequence[ProgramMetric], latency_s: Sequence[float], outputs: Mapping[str, npt.NDArray[np.uint8]]
+) -> dict[str, list[float]]:
+    """Return each metric of the runs, and their wall times. `outputs` are stdout and stderr in turn, of the first runs.
+
+    Raises PermanentError for a metric that one run lacks.
+    """
+    texts = [array.tobytes() for array in outputs.values()] or [b"", b""]
+    runs = list(zip(texts[::2], texts[1::2], strict=False))
+    named = (metric for metric in metrics if metric != TIME)
+    found = {metric.name: [metric.read(out, err) for out, err in runs] for metric in named}
+    return {TIME.name: list(latency_s)} | found
+
+
+def _compile_path(text: str) -> Any:
+    """Return a compiled JMESPath, or the error."""
+    try:
+        return jmespath.compile(text)
+    except JMESPathError as error:
+        return error
+
+
+def _read_json(text: str) -> Any:
+    """Read JSON, or the lines of a text that are JSON objects or lists; None for neither."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        found = []
+    for line in text.splitlines():
+        # Others are of a log, or cut where an output was too long.
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return found or None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A limit on a metric, in its own unit."""
+
+    metric: str
+    value: float
+    unit: str
+    at_least: bool = False
+
+    @classmethod
+    def parse(cls, text: str, metrics: Sequence[ProgramMetric], *, at_least: bool) -> Limit:
+        """Parse `NAME=NUMBER UNIT`; without a unit it is the metric's. Raises UsageError."""
+        option = "--at-least" if at_least else "--at-most"
+        found = re.fullmatch(r"\s*([\w.-]+)\s*=\s*(\d*\.?\d+(?:e[+-]?\d+)?)\s*(\S*)\s*", text)
+        if found is None or not 0 < float(found[2]) < math.inf:
+            raise UsageError(f"{option} {text[:80]!r} is not NAME=NUMBER UNIT", f"Example: {option} 'decode=10 tok/s'.")
+        metric = next((each for each in metrics if each.name == found[1]), None)
+        if metric is None:
+            known = ", ".join(each.name for each in metrics)
+            raise UsageError(f"{option}: there is no metric {found[1]!r}", f"This program has: {known}.")
+        value, unit = float(found[2]), found[3] or metric.unit
+        if unit != metric.unit:
+            if not {unit, metric.unit} <= _UNITS_S.keys():
+                raise UsageError(f"{option} {metric.name}: {unit!r} is not its unit", f"It is in {metric.unit}.")
+            value *= _UNITS_S[unit] / _UNITS_S[metric.unit]
+        return cls(metric.name, value, metric.unit, at_least)
+
+    def keeps(self, value: float) -> bool:
+        """Whether a value keeps it."""
+        return value >= self.value if self.at_least else value <= self.value
+
+    def __str__(self) -> str:
+        word = "at least" if self.at_least else "at most"
+        return f"{self.metric} of {word} {self.value:.4g} {self.unit}"
