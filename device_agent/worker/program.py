@@ -107,6 +107,7 @@ def run(
         max(runs.peak_bytes, used.ru_maxrss * 1024),
         output=runs.latest.shown,
         # Without lines to look for, one window from the first run's start: sensors may be slower than a run.
+        stretch=runs.stretch,
         windows=tuple(windows) if spec.command.begin or spec.command.end else ((windows[0][0], windows[-1][1]),),
     )
     outcome = Outcome(
@@ -291,6 +292,7 @@ class _Runs:
         self.windows: list[tuple[float, float]] = []
         self.outputs: list[NDArray[Any]] = []
         self.first_s = 0.0
+        self.stretch = 1.0
         self.peak_bytes = 0
 
     def take_all(self) -> None:
@@ -317,8 +319,8 @@ class _Runs:
         ran = self.latest
         # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
         start_s = now_s if ran is before else ran.board_s
-        scale = wall_s / (ran.exited_s - ran.started_s)
-        began_s, ended_s = (start_s + (at_s - ran.started_s) * scale for at_s in (ran.began_s, ran.ended_s))
+        self.stretch = wall_s / (ran.exited_s - ran.started_s)
+        began_s, ended_s = (start_s + (at_s - ran.started_s) * self.stretch for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)
 
     def _call(self, calls: int) -> float:

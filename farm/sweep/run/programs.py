@@ -86,7 +86,7 @@ class SweepProgram:
         """
         if self.command is None:
             return outcome, {}
-        found = read_runs(self.metrics, outcome.latency_s, outputs)
+        found = read_runs(self.metrics, outcome.latency_s, outputs, outcome.details.stretch if outcome.details else 1.0)
         seconds = tuple(map(self.objective.to_seconds, found[self.objective.name]))
         medians = {name: statistics.median(values) for name, values in found.items() if values}
         return dataclasses.replace(outcome, latency_s=seconds), medians
