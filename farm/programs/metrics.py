@@ -89,6 +89,11 @@ class ProgramMetric:
         return 1 / value if self.counted else value * _UNITS_S[self.unit]
 
     @property
+    def title(self) -> str:
+        """Its name as the head of a column: a user's as it is."""
+        return self.name if self.pattern else self.name.capitalize()
+
+    @property
     def per(self) -> str:
         """What an energy is for: what it counts, or what takes the time."""
         own = {TIME: "run", LATENCY: "inference"}
