@@ -13,6 +13,7 @@ from farm import units
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
+from farm.programs.metrics import LATENCY, ProgramMetric, read_metric
 from farm.report import sweep_page
 from farm.sweep import rows as sweep_rows
 from farm.sweep.export import chosen as exporting
@@ -74,7 +75,7 @@ def compare(one: int, other: int, mixed: bool) -> output.Document:
         where = sweep_rows.name_boards(document)
         print(f"{letter}: sweep {document['sweep']}, {document['model']} on {where}{simulated}")
     for pair in pairs:
-        _print_pair(pair)
+        _print_pair(pair, read_metric(first["goal"]))
 
 
 def _fetch(sweep: int) -> dict[str, Any]:
@@ -95,12 +96,12 @@ def _choose_series(document: Mapping[str, Any], variant: str | None) -> Mapping[
     return best
 
 
-def _print_pair(pair: comparing.SeriesPair) -> None:
+def _print_pair(pair: comparing.SeriesPair, metric: ProgramMetric) -> None:
     names = [f"{series['variant']}, batch {series['batch']}" for series in (pair.one, pair.other)]
     print(f"\n{names[0]}" if names[0] == names[1] else f"\nA: {names[0]}; B: {names[1]}")
     times = [row["latency_s"]["value"] for each in (*pair.points, *pair.bests) for row in (each.one, each.other)]
-    scale = units.seconds_scale(times)
-    columns = ["Operating point", f"A, {scale.unit}", f"B, {scale.unit}", "Latency B/A", "Power B/A", "Energy B/A"]
+    scale, head = metric.scale(times), "Time for one" if metric.counted else metric.title
+    columns = ["Operating point", f"A, {scale.unit}", f"B, {scale.unit}", f"{head} B/A", "Power B/A", "Energy B/A"]
     rows = [_row(units.format_point(each.label), each, scale) for each in pair.points]
     rows += [_row(_describe_best(each), each, scale) for each in pair.bests]
     tables.print_table(columns, rows)
@@ -144,7 +145,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     for series in document["series"]:
         output.say("")
         output.say(_name(series))
-        _print_rows(series)
+        _print_rows(series, document)
         if series["drift"]["corrected"] or series["drift"]["void"]:
             output.say(f"drift: {series['drift']['text']}")
     _print_variants(document)
@@ -202,9 +203,9 @@ class _Column:
     is_text: bool = False
 
 
-def _print_rows(series: Mapping[str, Any]) -> None:
+def _print_rows(series: Mapping[str, Any], document: Mapping[str, Any]) -> None:
     rows = [row for row in series["rows"] if row["measured"] or row["invalid"]]
-    columns = _plan_columns(series, rows) if rows else []
+    columns = _plan_columns(series, rows, document) if rows else []
     cells = list(zip(*(column.cells for column in columns), strict=True))
     left = [index for index, column in enumerate(columns) if column.is_text]
     order = sorted(range(len(columns)), key=lambda index: -columns[index].matters)
@@ -219,19 +220,25 @@ def _print_rows(series: Mapping[str, Any]) -> None:
         output.say(f"{points} not measured; `--json` has what is predicted")
 
 
-def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+def _plan_columns(
+    series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], document: Mapping[str, Any]
+) -> list[_Column]:
     """Return all possible columns."""
-    measured = [row for row in rows if row["measured"]]
-    time = units.seconds_scale(row["latency_s"]["value"] for row in measured)
+    measured, metric = [row for row in rows if row["measured"]], read_metric(document["goal"])
+    time = metric.scale(row["latency_s"]["value"] for row in measured)
     latency = [row["latency_s"] if row["measured"] else None for row in rows]
     columns = [
         _Column("Operating point", 0, [row["key"] for row in rows], is_text=True),
-        _Column(f"Latency ({time.unit})", 0, [_number(each and each["value"], time.factor) for each in latency]),
-        _Column("95 % CI", 2, [_range(each, time.factor) for each in latency]),
-        _Column("p95", 4, [_number(row["latency_p95_s"], time.factor) for row in rows]),
+        _Column(f"{metric.title} ({time.unit})", 0, [_number(each and each["value"], time) for each in latency]),
+        _Column("95 % CI", 2, [_range(each, time) for each in latency]),
+        _Column("p95", 4, [_number(row["latency_p95_s"], time) for row in rows]),
+        *(
+            _Column(f"{name} ({unit})", 3, [_number(row["metrics"].get(name)) for row in rows])
+            for name, unit in sweep_rows.list_others(document)
+        ),
     ]
     if any(row["power_w"] for row in series["rows"]):
-        columns += _plan_power(series, rows)
+        columns += _plan_power(series, rows, metric)
     celsius = [row["temperature_c"] for row in rows]
     columns += [
         _Column("°C", 3, [None if each is None else f"{each:.0f}" for each in celsius]),
@@ -241,13 +248,14 @@ def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     return columns
 
 
-def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], metric: ProgramMetric) -> list[_Column]:
     """Return the columns of a board with a sensor."""
     joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["measured"] and row["energy_j"])
     power, energy = ([row[which] if row["measured"] else None for row in rows] for which in ("power_w", "energy_j"))
     above = [row["energy_above_idle_j"] for row in rows]
     per_joule = [row["inferences_per_joule"] if row["measured"] else None for row in rows]
-    inferences = "Inf./J" if series["batch"] == 1 else f"Inf./J x {series['batch']}"
+    inferences = "Inf./J" if metric == LATENCY else f"{metric.per}/J"
+    inferences += f" x {series['batch']}" if series["batch"] > 1 else ""
     means = [row["period"] and row["period"]["mean_power_w"]["value"] for row in rows]
     return [
         *([_Column("Mean (W)", 0, [_watts(each) for each in means])] if any(means) else []),
@@ -256,10 +264,10 @@ def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
             _Column(rail, 7, [_watts(row["rail_power_w"].get(rail)) for row in rows])
             for rail in sweep_rows.choose_rails(series, _MOST_RAILS)
         ),
-        _Column(f"Energy ({joule.unit})", 0, [_number(each and each["value"], joule.factor) for each in energy]),
-        _Column("95 % CI", 1, [_range(each, joule.factor) for each in energy]),
-        _Column("Above idle", 6, [_number(each and each["value"], joule.factor) for each in above]),
-        _Column(inferences, 6, [_number(each, series["batch"]) for each in per_joule]),
+        _Column(f"Energy ({joule.unit})", 0, [_number(each and each["value"], joule) for each in energy]),
+        _Column("95 % CI", 1, [_range(each, joule) for each in energy]),
+        _Column("Above idle", 6, [_number(each and each["value"], joule) for each in above]),
+        _Column(inferences, 6, [_number(each, units.Scale(series["batch"], "")) for each in per_joule]),
     ]
 
 
@@ -276,8 +284,8 @@ def _name(series: Mapping[str, Any]) -> str:
     return str(series["variant"]) + (f", batch {series['batch']}" if series["batch"] > 1 else "")
 
 
-def _number(value: float | None, factor: float = 1.0) -> str | None:
-    return None if value is None else f"{value * factor:.4g}"
+def _number(value: float | None, scale: units.Scale = units.WATT) -> str | None:
+    return None if value is None else f"{scale.convert(value):.4g}"
 
 
 def _watts(value: float | None) -> str | None:
@@ -285,5 +293,6 @@ def _watts(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
-def _range(estimate: Mapping[str, float] | None, factor: float) -> str | None:
-    return None if estimate is None else f"{estimate['low'] * factor:.4g}–{estimate['high'] * factor:.4g}"
+def _range(estimate: Mapping[str, float] | None, scale: units.Scale) -> str | None:
+    low, high = sorted(scale.convert(estimate[end]) for end in ("low", "high")) if estimate else (0.0, 0.0)
+    return f"{low:.4g}–{high:.4g}" if estimate else None

@@ -97,6 +97,11 @@ class ProgramMetric:
         return value * times if self.unit in _UNITS_S else value
 
     @property
+    def title(self) -> str:
+        """Its name as the head of a column: a user's as it is."""
+        return self.name if self.pattern else self.name.capitalize()
+
+    @property
     def per(self) -> str:
         """What an energy is for: what it counts, or what takes the time."""
         own = {TIME: "run", LATENCY: "inference"}

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from farm import units
+from farm.programs.metrics import LATENCY, read_metric
 from farm.report import charts
 from farm.report.charts import Chart, ChartAxis, Interval, Marks, Panel, PointName, Reference
 from farm.sweep import rows as sweep_rows
@@ -71,7 +72,8 @@ def plan_front(document: Document, looks: Sequence[Look], suffix: str = "", far:
     ends = {key: far * max(row[key]["value"] for row in front) for key in ("latency_s", "energy_j")}
     rows = [row for row in known if all(row[key]["value"] <= end for key, end in ends.items())]
     by_look = [[row for row in look.series["rows"] if row in rows] for look in looks]
-    time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
+    metric = read_metric(document["goal"])
+    time = metric.scale(row["latency_s"]["value"] for row in rows)
     energy = units.joule_scale(row["energy_j"]["value"] for row in rows)
     common = units.find_common_words(row["key"] for look in looks for row in look.series["rows"])
     goal, marks, names = document["goal"], [], []
@@ -86,7 +88,7 @@ def plan_front(document: Document, looks: Sequence[Look], suffix: str = "", far:
             if row is not pick:
                 names.append(PointName(at, cost, units.format_label(row["key"], common)))
         if pick and pick in some:
-            at, cost = pick["latency_s"]["value"] * time.factor, pick["energy_j"]["value"] * energy.factor
+            at, cost = time.convert(pick["latency_s"]["value"]), energy.convert(pick["energy_j"]["value"])
             marks.append(_ring((at,), (cost,), look.key))
             text = f"pick: {units.format_label(pick['key'], common)}"
             names.append(PointName(at, cost, text, look.colour, bold=True))
@@ -96,22 +98,24 @@ def plan_front(document: Document, looks: Sequence[Look], suffix: str = "", far:
         marks.append(Marks((), (), charts.FAINT, "predicted, not measured", shape="o", hollow=True))
     references = []
     if goal["deadline_s"]:
-        at = goal["deadline_s"] * time.factor
+        at = time.convert(goal["deadline_s"])
         references.append(Reference(charts.RED, f"deadline {time.text(goal['deadline_s'])}", x=at))
-    if goal["max_power_w"]:
+    if goal["max_power_w"] and not time.inverse:
         slope = goal["max_power_w"] / time.factor * energy.factor
         references.append(Reference(charts.RED, f"at most {goal['max_power_w']:g} W", slope=slope))
     panel = Panel(
-        ChartAxis(f"latency per inference, {time.unit}", log=True),
-        ChartAxis(f"energy per inference, {energy.unit}", log=True),
+        ChartAxis(f"{metric.name}{' per inference' * (metric == LATENCY)}, {time.unit}", log=True),
+        ChartAxis(f"energy per {metric.per}, {energy.unit}", log=True),
         tuple(marks),
         tuple(references),
         tuple(names),
     )
     beyond = len(known) - len(rows)
     points = "1 point far from the front is" if beyond == 1 else f"{beyond} points far from the front are"
-    subtitle = "Latency against energy, lower left is better" + (f"; {points} in the table only" if beyond else "")
-    caption = "Latency and energy per inference at every operating point, with the Pareto front"
+    side = "right" if time.inverse else "left"
+    subtitle = f"{metric.title} against energy, lower {side} is better"
+    subtitle += f"; {points} in the table only" if beyond else ""
+    caption = f"{metric.title} and energy per {metric.per} at every operating point, with the Pareto front"
     return _plan(document, f"front{suffix}", caption, subtitle, (panel,), 3.6)
 
 
@@ -159,11 +163,12 @@ def _ring(x: charts.Numbers, y: charts.Numbers, key: str = "") -> Marks:
 
 
 def _list_values(rows: Sequence[Row], quantity: str, scale: Scale) -> charts.Numbers:
-    return tuple(float(row[quantity]["value"]) * scale.factor for row in rows)
+    return tuple(scale.convert(float(row[quantity]["value"])) for row in rows)
 
 
 def _list_ends(rows: Sequence[Row], quantity: str, scale: Scale) -> tuple[Interval, ...]:
-    return tuple((row[quantity]["low"] * scale.factor, row[quantity]["high"] * scale.factor) for row in rows)
+    ends = (sorted(scale.convert(row[quantity][end]) for end in ("low", "high")) for row in rows)
+    return tuple((low, high) for low, high in ends)
 
 
 def _plan_slices(looks: Sequence[Look], clock: Sequence[str]) -> list[tuple[Look, list[Row]]]:
@@ -179,10 +184,10 @@ def _plan_clock(
     document: Document, clock: Sequence[str], slices: Sequence[tuple[Look, list[Row]]], suffix: str
 ) -> Chart:
     """Plan latency, power and energy over one clock, one below the other, all series in each."""
-    rows = [row for _, some in slices for row in some]
+    rows, metric = [row for _, some in slices for row in some], read_metric(document["goal"])
     quantities: list[tuple[str, str, Scale]] = []
     for quantity, label, choose in (
-        ("latency_s", "latency", units.seconds_scale),
+        ("latency_s", metric.name, metric.scale),
         ("power_w", "power", lambda _: units.WATT),
         ("energy_j", "energy", units.joule_scale),
     ):

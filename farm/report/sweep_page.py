@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm import units
+from farm.programs.metrics import LATENCY, ProgramMetric, read_metric
 from farm.report import drawing, pages, sweep_charts
 from farm.report.charts import Picture
 from farm.report.pages import PageAnswer
@@ -95,6 +96,8 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         },
         goal=sweep_rows.describe_goal(document["goal"]),
         watt=units.WATT,
+        metric=read_metric(document["goal"]),
+        others=sweep_rows.list_others(document),
         csv=CSV,
     )
 
@@ -115,10 +118,10 @@ def _choose_rows(series: Series) -> list[Row]:
     return [row for row in series["rows"] if row["measured"] or row["on_front"] or row is pick]
 
 
-def _find_scales(rows: list[Row]) -> tuple[units.Scale, units.Scale]:
+def _find_scales(rows: list[Row], metric: ProgramMetric) -> tuple[units.Scale, units.Scale]:
     """Return the units of latency and energy."""
     times, energies = ([row[key]["value"] for row in rows if row[key]] for key in ("latency_s", "energy_j"))
-    return units.seconds_scale(times), units.joule_scale(energies)
+    return metric.scale(times), units.joule_scale(energies)
 
 
 def write_csv(document: Document) -> str:
@@ -159,6 +162,7 @@ def _line(document: Document, series: Series, row: Row, clocks: list[str], rails
     line["latency_p95_s"] = row["latency_p95_s"]
     if document["goal"]["period_s"]:
         line |= _list_period(row["period"] or {})
+    line |= {f"metric_{name}": row["metrics"].get(name) for name in document["metrics"]}
     line |= {f"rail_{rail}_w": row["rail_power_w"].get(rail) for rail in rails}
     per_joule = row["inferences_per_joule"]
     return line | {
@@ -300,21 +304,24 @@ def _answer(document: Document, series: Series) -> PageAnswer:
         why = str(series["no_pick"] or "the sweep ended before one was chosen").rstrip(".")
         return PageAnswer("No operating point can be recommended.", f"{why[:1].upper()}{why[1:]}.", name)
     rows = sweep_rows.counted(series)
-    time = units.seconds_scale(each["latency_s"]["value"] for each in rows)
+    metric = read_metric(document["goal"])
+    time = metric.scale(each["latency_s"]["value"] for each in rows)
     value, interval = time.interval(row["latency_s"])
     costs = f"{value} {time.unit} ({interval})"
     if row["energy_j"]:
         energy = units.joule_scale(each["energy_j"]["value"] for each in rows if each["energy_j"])
         value, interval = energy.interval(row["energy_j"])
-        costs += f" and {value} {energy.unit} ({interval})"
+        costs += f" and {value} {energy.unit}{f' per {metric.per}' if metric.counted else ''} ({interval})"
         if row["power_w"]:
             costs += f", at {units.WATT.text(row['power_w']['value'])}"
     measured = "" if row["measured"] else " as far as is predicted: this point was not measured"
-    what = "An inference" if series["batch"] == 1 else f"A batch of {series['batch']}"
+    what = f"A {metric.per}" if metric != LATENCY else "An inference" if series["batch"] == 1 else "A batch"
+    what += f" of {series['batch']}" if series["batch"] > 1 else ""
     lead, then = f"Set {format_point(row['key'])}.", " then"
     if row["key"] == "default":
         lead, then = "Leave the clocks as they are.", ""
-    sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
+    costs = f"The {metric.name}{then} is {costs}" if metric.counted else f"{what}{then} takes {costs}"
+    sentences = [f"{costs}{measured}.", _against_fastest(series)]
     several, goal = len(sweep_rows.measured(series)) > 1, document["goal"]
     sentences.append(sweep_rows.describe_period(pick))
     if several or goal["deadline_s"] or goal["max_power_w"] or goal["period_s"]:
@@ -347,8 +354,8 @@ def _against_fastest(series: Series) -> str:
 _FILTERS: dict[str, Callable[..., Any]] = {
     "series_name": sweep_rows.name_series,
     "shown_rows": _choose_rows,
-    "scales": lambda series: _find_scales(_choose_rows(series)),
-    "counted_scales": lambda series: _find_scales(sweep_rows.counted(series)),
+    "scales": lambda series, metric: _find_scales(_choose_rows(series), metric),
+    "counted_scales": lambda series, metric: _find_scales(sweep_rows.counted(series), metric),
     "common_words": lambda series: units.find_common_words(row["key"] for row in series["rows"]),
     "find_common": units.find_common_words,
     "tabulate": tabulate,

@@ -133,6 +133,11 @@ def find_thriftiest(series: Series) -> Row | None:
     return min(rows, key=lambda row: float(row["energy_j"]["value"]), default=None)
 
 
+def list_others(document: Document) -> list[tuple[str, str]]:
+    """List a program's metrics but the objective: names and units."""
+    return [each for each in document["metrics"].items() if each[0] != read_metric(document["goal"]).name]
+
+
 def has_energy(document: Document) -> bool:
     """Whether the board had a power sensor, as far as the rows show."""
     return any(row["energy_j"] for series in document["series"] for row in series["rows"])

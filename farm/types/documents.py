@@ -160,6 +160,7 @@ class SweepInFull(Model):
     cost: dict[str, Any] | None
     notes: list[str]
     programs: dict[str, Any]
+    metrics: dict[str, str]
     environment: dict[str, Any]
 
 

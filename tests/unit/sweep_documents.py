@@ -55,6 +55,7 @@ def row(
         else {},
         "energy_j": usual and estimate(power * latency, share * 1.4),
         "energy_above_idle_j": usual and (estimate(dynamic * latency, share * 1.7) if measured else None),
+        "metrics": {},
         "temperature_c": 41.5 + 3 * dynamic if measured else None,
         "throttled": False,
         "invalid": "",
@@ -121,6 +122,7 @@ def document(serieses: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
             "merged": [],
         },
         "series": serieses,
+        "metrics": {},
         "notes": ["the fan was held at 80 of 255"],
         "environment": {"farm": "0.1.0", "agent": "0.1.0", "tvm": "0.27.0"},
     } | changes

@@ -20,8 +20,9 @@ from device_agent.protocol.hardware import Cluster, PowerMode
 from farm import units
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
+from farm.programs.metrics import read_metric
 from farm.sweep import rows as sweep_rows
-from farm.units import WATT, joule_scale, seconds_scale
+from farm.units import WATT, joule_scale
 
 _TEMPLATE = pathlib.Path(__file__).with_name("point.sh")
 # The file's names of a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
@@ -106,7 +107,7 @@ def export_json(chosen: Chosen, board_type: BoardType) -> str:
         name: row[name]
         for name in (
             "latency_s", "latency_p95_s", "power_w", "rail_power_w", "energy_j", "energy_above_idle_j", "temperature_c",
-            "visits", "idle_power_w", "wall_power_w", "period",
+            "visits", "idle_power_w", "wall_power_w", "period", "metrics",
         )
     }  # fmt: skip
     content = {
@@ -140,14 +141,16 @@ def write_comments(chosen: Chosen) -> list[str]:
     if board["simulated"]:
         lines.append(f"SIMULATED ({board['watts']}): found on a model of the board. Nothing was measured on hardware.")
     lines.append(f"Evidence: sweep {document['sweep']} of {day}, {', '.join(board['names'])}; 95 % intervals:")
-    seconds = seconds_scale([row["latency_s"]["value"]])
-    lines.append("  " + _quantity("latency", row["latency_s"], seconds))
+    metric = read_metric(document["goal"])
+    seconds = metric.scale([row["latency_s"]["value"]])
+    lines.append("  " + _quantity(metric.name, row["latency_s"], seconds))
     if row["latency_p95_s"] is not None:
-        lines.append(f"  95th percentile of the latency {seconds.text(row['latency_p95_s'])}")
+        lines.append(f"  95th percentile of the {metric.name} {seconds.text(row['latency_p95_s'])}")
     if row["power_w"]:
         lines.append("  " + _quantity("power", row["power_w"], WATT))
     if row["energy_j"]:
-        lines.append("  " + _quantity("energy per inference", row["energy_j"], joule_scale([row["energy_j"]["value"]])))
+        joules = joule_scale([row["energy_j"]["value"]])
+        lines.append("  " + _quantity(f"energy per {metric.per}", row["energy_j"], joules))
     else:
         lines.append("  power and energy are not known: the board has no sensor")
     if row["wall_power_w"]:
@@ -156,7 +159,7 @@ def write_comments(chosen: Chosen) -> list[str]:
         lines.append("  " + _quantity("mean power of the period", period["mean_power_w"], WATT))
     if chosen.is_pick:
         against = series["pick"]["against_fastest"]
-        costs = f"{against['latency']:.3g} times the latency"
+        costs = f"{against['latency']:.3g} times the {'time' if metric.counted else metric.name}"
         costs += "" if against["energy"] is None else f" and {against['energy']:.3g} times the energy"
         lines.append(f"It is the sweep's pick for {sweep_rows.describe_goal(document['goal'])}:")
         lines.append(f"  {costs} of the fastest point measured; certain to")

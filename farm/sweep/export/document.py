@@ -19,6 +19,8 @@ from farm import units
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import describe_watts
 from farm.points.values import Estimate, Goal, Grid, Merge, PointMeasurement, PointPrediction
+from farm.programs.metrics import TIME
+from farm.programs.order import ProgramOrder
 from farm.store import Store
 from farm.store.sweeps import StoredVisit
 from farm.sweep import rows as sweep_rows
@@ -71,8 +73,15 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
         "cost": summary.get("cost"),
         "notes": [*settings.get("notes", ()), *summary.get("notes", ()), *_note_boards(series), *_note_walls(series)],
         "programs": settings.get("programs", {}),
+        "metrics": _list_metrics(request.get("program")),
         "environment": settings.get("environment", {}) | {"exhaustive": request["exhaustive"], "seed": request["seed"]},
     }
+
+
+def _list_metrics(program: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the units of a program's metrics, and of its runs' time; none of a model."""
+    found = ProgramOrder.from_dict(program).read_metrics() if program else ()
+    return {metric.name: metric.unit for metric in (*found, TIME)} if found else {}
 
 
 def find_failure(document: Mapping[str, Any], every: bool = False) -> PermanentError | None:
@@ -231,6 +240,7 @@ def _make_row(
         "idle_power_w": stored.estimate_to_dict(shown.idle) if shown else None,
         **aim.describe(shown),
         "energy_above_idle_j": stored.estimate_to_dict(_mean([v.energy_above_idle for v in seen])) if found else None,
+        "metrics": {name: found.find_metric(name) for name in seen[0].metrics} if found else {},
         "temperature_c": max((v.temperature_c for v in seen if v.temperature_c is not None), default=None),
         "throttled": any(visit.throttled for visit in own) and not found,
         "invalid": spoilt,
