@@ -86,7 +86,6 @@ def test_a_limit_on_the_objective_is_the_deadline() -> None:
         ({"command": "/bin/app {n}", "vary": ("n=1,",)}, "is not NAME=VALUE"),
         ({"command": "/bin/app {n}", "vary": ("n=1", "n=2")}, "each name once"),
         ({"command": "/bin/app {n}", "vary": ("n=" + ",".join(map(str, range(65))),)}, "65 series"),
-        ({"command": "/bin/app", "files": ("/a/x", "/b/x")}, "two files have the name 'x'"),
         ({"command": "/bin/app", "metrics": ("a=x, less, s", "a=y, less, s")}, "two metrics alike"),
         ({"command": "/bin/app", "metrics": ("a=x, less, MiB",)}, "neither a time nor a rate"),
         ({"command": "/bin/app", "metrics": METRICS, "at_most": ("decode=9",)}, "more of the objective is better"),
@@ -116,6 +115,8 @@ def test_files_are_there_small_and_for_the_board(tmp_path: pathlib.Path, monkeyp
     for missing in (tmp_path / "none", tmp_path):
         with pytest.raises(UsageError, match="no such file"):
             ProgramOrder("/bin/app", (str(missing),)).require_architecture({"aarch64"})
+    with pytest.raises(UsageError, match="two files have this name"):
+        ProgramOrder("/bin/app", (x86, x86)).require_architecture({"x86_64"})
     monkeypatch.setattr(program_order, "_MOST_BYTES", 3)
     with pytest.raises(UsageError, match="has 4 bytes"):
         ProgramOrder("/bin/app", (str(data),)).require_architecture({"aarch64"})

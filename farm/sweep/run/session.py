@@ -46,6 +46,8 @@ _LOOK_S = 0.2
 # How long to wait for a sensor whose driver loads late, and between two looks.
 _SENSOR_WAIT_S, _SENSOR_PAUSE_S = 10.0, 2.0
 
+_HOST_METRICS = "what a program prints is of this machine's time: only the time and power of its runs are simulated"
+
 Say = Callable[[str], None]
 
 
@@ -156,7 +158,8 @@ class SweepSession:
         self._simulated = description.simulated
         self.compile(target, description.simulated)
         self.programs = {program.series: program for program in self._made}
-        return [note for note in (self._window.note, *dict.fromkeys(each.note for each in self._made)) if note]
+        notes = [_HOST_METRICS] if self._simulated and any(p.metrics[0].pattern for p in self._made) else []
+        return [note for note in (self._window.note, *notes, *dict.fromkeys(each.note for each in self._made)) if note]
 
     def compile(self, target: TargetPlan, simulated: bool) -> None:
         """Compile, unless programs were passed in or exist for this target. Raises what `compile_all` raises."""
@@ -254,12 +257,11 @@ class SweepSession:
             outcome, arrays = self._crew.call(self.first.run(own, program.library, program.inputs))
             if not outcome.latency_s or outcome.status is Status.CRASHED:
                 raise PermanentError(
-                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}",
-                    visits.quote_output(outcome),
+                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}"
                 )
             program.read(outcome, arrays)
-            # Of a program between two of its lines, the whole.
-            found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s / (own.runs + own.warmup)))
+            # A program takes longer than what is measured between two of its lines.
+            found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s if program.command else 0.0))
             if program.command is None:
                 outputs[series] = list(arrays.values())
         for text in programs.require_equal_outputs(outputs):
