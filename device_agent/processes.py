@@ -15,6 +15,7 @@ import os
 import select
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -33,6 +34,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 # A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
 KILL_TIMEOUT_S = 1.0
+# More descriptors than a worker has, and a pid for a guard's pipe.
+_MOST_FILES, _PID = 1024, struct.Struct("<q")
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The kernel lists a thread for a moment after it was joined.
 _LOOKS, _LOOK_PAUSE_S = 50, 0.001
@@ -164,6 +167,32 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
             os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def guard_group() -> Callable[[int], None]:
+    """Start a process that outlives this one if it is killed, and then ends the process group that it was told last.
+
+    Returns how to tell it: the group's leader, 0 for none. Cheaper than to start each program by `fork`.
+    """
+    reading, writing = os.pipe()
+
+    def guard() -> None:
+        _prctl(_PR_SET_PDEATHSIG, 0)
+        os.dup2(reading, 0)
+        os.closerange(1, _MOST_FILES)
+        leader = 0
+        while told := os.read(0, _PID.size):
+            (leader,) = _PID.unpack(told)
+        if leader:
+            kill_group(leader)
+
+    SPARED.add(fork(guard))
+    os.close(reading)
+
+    def tell(leader: int) -> None:
+        os.write(writing, _PID.pack(leader))
+
+    return tell
 
 
 def has_started_threads() -> bool:

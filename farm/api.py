@@ -17,10 +17,9 @@ from farm.campaign import plan_document
 from farm.campaign.engine import control
 from farm.campaign.engine.control import EnginePrestart, ensure_engine
 from farm.campaign.plan import make_plan
-from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
-from farm.campaign.submit import LIMITS, clone, submit, to_budget
+from farm.campaign.spec import CampaignFile, check_campaign, read_campaign
+from farm.campaign.submit import clone, read_limits, submit
 from farm.errors import UnavailableError, UsageError
-from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
 from farm.report import campaign_words
 from farm.report.campaign_document import make_document, make_report
@@ -174,13 +173,13 @@ class Campaign:
 
     def change_budget(self, **limits: Any) -> Budget:
         """Change limits, named and written as in a file; None removes one. Return the whole budget."""
-        changes = _read_limits(f"campaign {self.name}", limits)
+        changes = read_limits(f"campaign {self.name}", limits)
         with self._open() as store:
             return control.change_budget(store, self.name, changes, name_user())
 
     def clone(self, name: str, **limits: Any) -> Campaign:
         """Submit the same order under another name; `limits` as for `change_budget`."""
-        changes = _read_limits(f"campaign {name}", limits)
+        changes = read_limits(f"campaign {name}", limits)
         with self._open() as store:
             clone(store, self.name, name, changes, name_user(), f"farm.Campaign.clone of {self.name}")
         ensure_engine(self._settings)
@@ -265,12 +264,3 @@ def _load_settings(home: str | pathlib.Path | None) -> Settings:
 def _list_models(models: Model | Sequence[Model]) -> list[Any]:
     several = [models] if isinstance(models, str | pathlib.Path | Mapping) else list(models)
     return [{"path": str(each)} if isinstance(each, pathlib.Path) else each for each in several]
-
-
-def _read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert limits written as in a file, None for none, to fields of a `Budget`. Raises UsageError."""
-    if unknown := sorted(limits.keys() - LIMITS.keys()):
-        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(LIMITS)}.")
-    given = {key: value for key, value in limits.items() if value is not None}
-    checked = to_budget(check_document(given, BudgetSpec, called)) if given else Budget()
-    return {LIMITS[key]: getattr(checked, LIMITS[key]) for key in limits}

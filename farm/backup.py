@@ -28,10 +28,10 @@ _WORKLOADS_AT_ONCE = 200
 _BACKUP_HINT = "Give a file that `farm store backup` wrote."
 
 
-def back_up(home: Path, target: Path, replace: bool = False) -> None:
+def back_up(home: Path, target: Path) -> None:
     """Copy the store of a FARM_HOME into one file, as of one moment, while the farm runs.
 
-    The copy is verified. Raises UsageError without a store, or if `target` exists and may not be replaced;
+    The copy is verified. Raises UsageError without a store, or if `target` exists;
     UnavailableError if it cannot be written; PermanentError for a damaged store.
     """
     store = home / STORE_FILE
@@ -39,8 +39,8 @@ def back_up(home: Path, target: Path, replace: bool = False) -> None:
         raise UsageError(f"there is no store in {home} yet", "Nothing has been measured or registered there.")
     if target.exists() and target.samefile(store):
         raise UsageError(f"{target} is the store itself", "Name another file.")
-    if target.exists() and not replace:
-        raise UsageError(f"{target} exists already", "Name another file, or replace it with --force.")
+    if target.exists():
+        raise UsageError(f"{target} exists already", "Name another file, or remove it first.")
     if not target.absolute().parent.is_dir() or target.is_dir():
         raise UsageError(f"{target} is not a file in a folder that exists")
     with _translated(f"the store cannot be copied to {target}"):

@@ -16,7 +16,7 @@ from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
 # The operating point of a board with untouched clocks.
 DEFAULT_POINT = "default"
 # The commands whose results the store keeps.
-BENCH, RUN, EVALUATE = RESULT_KINDS = ("bench", "run", "evaluate")
+BENCH, RUN, EVALUATE, PROGRAM = RESULT_KINDS = ("bench", "run", "evaluate", "program")
 
 # The purpose of a trial: search for candidates, or verify one of the best.
 SEARCH_TRIAL = "search"

@@ -288,18 +288,26 @@ def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
     return max(found, default=_UNKNOWN_STEP_W)
 
 
-def _sum(rails: list[RailPower]) -> RailPower:
-    """Sum rails read together. Their errors may be correlated, so their intervals add."""
+def _sum(rails: Sequence[RailPower], shares: Sequence[float] = ()) -> RailPower:
+    """Sum rails read together; or one rail's windows, which have these shares of their time.
+
+    Errors may be correlated, so intervals add.
+    """
     if len(rails) == 1:
         return rails[0]
+    weights, count = (shares, sum) if shares else ([1.0] * len(rails), min)
+    weighted = list(zip(rails, weights, strict=True))
     return RailPower(
-        rail="+".join(rail.rail for rail in rails),
-        power_w=sum(rail.power_w for rail in rails),
-        power_ci_w=(sum(rail.power_ci_w[0] for rail in rails), sum(rail.power_ci_w[1] for rail in rails)),
+        rail="+".join(dict.fromkeys(rail.rail for rail in rails)),
+        power_w=sum(rail.power_w * weight for rail, weight in weighted),
+        power_ci_w=(
+            sum(rail.power_ci_w[0] * weight for rail, weight in weighted),
+            sum(rail.power_ci_w[1] * weight for rail, weight in weighted),
+        ),
         energy_j=sum(rail.energy_j for rail in rails),
         energy_ci_j=(sum(rail.energy_ci_j[0] for rail in rails), sum(rail.energy_ci_j[1] for rail in rails)),
-        reads=min(rail.reads for rail in rails),
-        updates=min(rail.updates for rail in rails),
+        reads=count(rail.reads for rail in rails),
+        updates=count(rail.updates for rail in rails),
         gaps=max(rail.gaps for rail in rails),
         bad_reads=sum(rail.bad_reads for rail in rails),
     )
@@ -307,41 +315,18 @@ def _sum(rails: list[RailPower]) -> RailPower:
 
 def join(windows: Sequence[PowerWindow], calls: int, min_updates: int) -> PowerWindow:
     """Join windows of one trace, between which something else went on: their energies and intervals add."""
+    first, length_s = windows[0], sum(window.window_s for window in windows)
     if len(windows) == 1:
-        return dataclasses.replace(windows[0], calls=calls)
-    length_s = sum(window.window_s for window in windows)
+        return dataclasses.replace(first, calls=calls)
+    shares = [window.window_s / length_s for window in windows]
     named = [{rail.rail: rail for rail in window.rails} for window in windows]
-    rails = [_add_up([each[name] for each in named], length_s) for name in named[0] if all(name in e for e in named)]
+    rails = [_sum([each[name] for each in named], shares) for name in named[0] if all(name in each for each in named)]
     totals = [window.total for window in windows if window.total is not None]
-    total = _add_up(totals, length_s) if len(totals) == len(windows) else None
-    judged = rails if total is None else [total]
-    return PowerWindow(
-        started_s=windows[0].started_s,
-        window_s=length_s,
-        rails=tuple(rails),
-        total=total,
-        total_scope=windows[0].total_scope if total is not None else "",
-        calls=calls,
-        enough=bool(judged) and all(rail.updates >= max(min_updates, MIN_UPDATES) for rail in judged),
-        note="; ".join(dict.fromkeys(window.note for window in windows if window.note and not window.enough)),
-    )
-
-
-def _add_up(powers: Sequence[RailPower], length_s: float) -> RailPower:
-    """Add up what one rail gave in several windows, `length_s` together."""
-    energy_j = sum(power.energy_j for power in powers)
-    low_j, high_j = (sum(power.energy_ci_j[side] for power in powers) for side in (0, 1))
-    return RailPower(
-        rail=powers[0].rail,
-        power_w=energy_j / length_s,
-        power_ci_w=(low_j / length_s, high_j / length_s),
-        energy_j=energy_j,
-        energy_ci_j=(low_j, high_j),
-        reads=sum(power.reads for power in powers),
-        updates=sum(power.updates for power in powers),
-        gaps=sum(power.gaps for power in powers),
-        bad_reads=sum(power.bad_reads for power in powers),
-    )
+    total = _sum(totals, shares) if len(totals) == len(windows) else None
+    enough = all(rail.updates >= max(min_updates, MIN_UPDATES) for rail in ([total] if total else rails))
+    note = "; ".join(dict.fromkeys(window.note for window in windows if window.note and not enough))
+    scope = first.total_scope if total else ""
+    return PowerWindow(first.started_s, length_s, tuple(rails), total, scope, calls, enough and bool(rails), note)
 
 
 def energy_per_call(busy: PowerWindow, idle: PowerWindow | None, calls: int) -> Energy:

@@ -74,8 +74,8 @@ class RunDetails(Message):
     costs. `peak_memory_bytes` is the worker's peak, interpreter and runtime included; null if it is not the board's
     memory. `layers`, if requested, are in the order of their first run, measured by instrumented runs after the timed
     ones. `others_s` are the median latencies of the instances beside the first one. `output` is the first and the last
-    kilobyte that the last run of a `Command` wrote, and `windows` are the times on the board's clock in s between which
-    its energy counts.
+    kilobyte that the last run of a `Command` wrote; `windows` are the times on the board's clock in s between which its
+    energy counts; a virtual board took `stretch` times as long for it as the machine that ran it, as its output has it.
     """
 
     first_s: float | None
@@ -84,6 +84,7 @@ class RunDetails(Message):
     others_s: tuple[float, ...] = ()
     output: str = ""
     windows: tuple[tuple[float, float], ...] = ()
+    stretch: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import resource
@@ -17,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -107,6 +106,7 @@ def run(
         max(runs.peak_bytes, used.ru_maxrss * 1024),
         output=runs.latest.shown,
         # Without lines to look for, one window from the first run's start: sensors may be slower than a run.
+        stretch=runs.stretch,
         windows=tuple(windows) if spec.command.begin or spec.command.end else ((windows[0][0], windows[-1][1]),),
     )
     outcome = Outcome(
@@ -167,28 +167,34 @@ class _Run:
         """What it wrote: the first and the last kilobyte of each stream."""
         return "\n".join(filter(None, (each.shown for each in self.streams)))
 
-    def carry_out(self, argv: Sequence[str], folder: Path, memory_bytes: int, board_time: BoardTime) -> float:
-        """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError."""
+    def carry_out(
+        self, argv: Sequence[str], folder: Path, memory_bytes: int, board_time: BoardTime, guard: Callable[[int], None]
+    ) -> float:
+        """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError.
+
+        `guard` is told the run's process group, 0 at its end.
+        """
         room = _count_free(folder)
         try:
             self.process = subprocess.Popen(
                 argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True, preexec_fn=functools.partial(processes.die_with_parent, os.getpid()),
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
+                start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
             )  # fmt: skip
         except OSError as error:
             other = error.errno == 8  # ENOEXEC
             why = "it is for another processor, or a script without its first line" if other else str(error.strerror)
             raise LoadError(f"{self._command.arguments[0]!r} cannot be started: {why}") from error
-        with contextlib.suppress(ProcessLookupError):
-            limits.allow_program(self.process.pid, memory_bytes)
         # The program has just begun: forking is not its time.
         self.board_s, self.started_s = board_time.now_s(), time.perf_counter()
+        guard(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            limits.allow_program(self.process.pid, memory_bytes)
         self.began_s = 0.0 if self._command.begin else self.started_s
         try:
             self._follow(self.process, folder, room, memory_bytes)
         finally:
             self._end_all()
+            guard(0)
         self.exited_s = self.exited_s or time.perf_counter()
         self._judge(self.process.returncode)
         self.ended_s = self.ended_s or self.exited_s
@@ -246,7 +252,7 @@ class _Run:
 
     def _look(self, folder: Path, room: int, memory_bytes: int) -> None:
         """End a run that takes too much. Raises RunError."""
-        found = _find_all(os.getpid(), self._command.processes)
+        found = _find_all(self._command.processes)
         if len(found) > self._command.processes:
             raise RunError(Status.CRASHED, f"it had more than {self._command.processes} processes, and was ended")
         self.peak_bytes = max(self.peak_bytes, limits.resident_bytes(found))
@@ -286,11 +292,14 @@ class _Runs:
         self._argv = [*prefix, *spec.command.arguments]
         if (name := spec.command.arguments[0].removeprefix("./")) in files:
             self._argv[len(prefix)] = f"./{name}"
+        self._folder: Path | None = None
+        self._guard = processes.guard_group()
         self.latest = _Run(spec.command)
         self.latency_s: list[float] = []
         self.windows: list[tuple[float, float]] = []
         self.outputs: list[NDArray[Any]] = []
         self.first_s = 0.0
+        self.stretch = 1.0
         self.peak_bytes = 0
 
     def take_all(self) -> None:
@@ -317,8 +326,8 @@ class _Runs:
         ran = self.latest
         # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
         start_s = now_s if ran is before else ran.board_s
-        scale = wall_s / (ran.exited_s - ran.started_s)
-        began_s, ended_s = (start_s + (at_s - ran.started_s) * scale for at_s in (ran.began_s, ran.ended_s))
+        self.stretch = wall_s / (ran.exited_s - ran.started_s)
+        began_s, ended_s = (start_s + (at_s - ran.started_s) * self.stretch for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)
 
     def _call(self, calls: int) -> float:
@@ -326,21 +335,26 @@ class _Runs:
         total_s = 0.0
         for _ in range(calls):
             self.latest = _Run(self._command)
-            folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=Path.cwd()))
-            try:
-                for name, path in self._files.items():
-                    os.link(path, folder / name)
-                memory_bytes = self._spec.limits.memory_bytes
-                total_s += self.latest.carry_out(self._argv, folder, memory_bytes, self._plan.time)
-            finally:
-                processes.remove_folder(folder)
+            about = self._prepare_folder(), self._spec.limits.memory_bytes, self._plan.time, self._guard
+            total_s += self.latest.carry_out(self._argv, *about)
             self.peak_bytes = max(self.peak_bytes, self.latest.peak_bytes)
         return total_s / calls
 
+    def _prepare_folder(self) -> Path:
+        """Return a folder with the files alone: the last run's if that left nothing, as energy is lost in between."""
+        if self._folder is not None:
+            if set(os.listdir(self._folder)) == self._files.keys():
+                return self._folder
+            processes.remove_folder(self._folder)
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=Path.cwd()))
+        for name, path in self._files.items():
+            os.link(path, self._folder / name)
+        return self._folder
 
-def _find_all(pid: int, most: int) -> list[int]:
-    """Return the descendants of a process; more than `most` are not looked for."""
-    found = processes.find_children(pid)
+
+def _find_all(most: int) -> list[int]:
+    """Return the run's processes; more than `most` are not looked for."""
+    found = [pid for pid in processes.find_children() if pid not in processes.SPARED]
     for child in found:
         if len(found) > most:
             break

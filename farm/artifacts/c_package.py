@@ -134,8 +134,7 @@ def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:
     if place is None and wanted != platform.machine():
         raise UnavailableError(
             f"a C package for {wanted} needs TVM's runtime for it, and this machine is {platform.machine()}",
-            f"`farm board bundle --board-type {manifest.board_type} --out BUNDLE.tar` fetches it; then --runtime "
-            "BUNDLE.tar.",
+            f"`farm board bundle --arch {wanted} --out BUNDLE.tar` fetches it; then --runtime BUNDLE.tar.",
         )
     found: dict[str, bytes] = {}
     for name, data in _list_own() if place is None else _list_libraries(place):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunDetails, RunSpec, Status
+from device_agent.protocol import CPU, Command, EnergySpec, Engine, Limits, Outcome, RunDetails, RunSpec, Status
 from farm.artifacts.verify import OutputComparison
 from farm.errors import PermanentError
 from farm.measure.statistics import SampleSummary, summarise
@@ -44,6 +44,7 @@ class Variant:
     device: str = CPU
     baseline: bool = False
     load_timeout_s: float | None = None
+    command: Command | None = None
 
 
 @dataclasses.dataclass
@@ -159,6 +160,7 @@ class Turns:
                     limits=dataclasses.replace(self._limits, load_timeout_s=deadline_s) if deadline_s else self._limits,
                     energy=self._energy if number == turns[-1] and not apart else None,
                     per_layer=self._per_layer and number == turns[-1] and variant.engine is Engine.RELAX_VM,
+                    command=variant.command,
                 ),
             )
 

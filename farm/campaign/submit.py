@@ -24,6 +24,7 @@ from farm.crew.choice import TargetPlan, plan_place, plan_target, require_power
 from farm.crew.local import share_cores
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
+from farm.inventory.documents import check_document
 from farm.models.source import keep_model
 from farm.processes.machine import process_identity
 from farm.search import gpus
@@ -167,6 +168,15 @@ def to_budget(spec: BudgetSpec) -> Budget:
     """Convert a budget to the scheduler's."""
     found = {LIMITS[key]: value for key, value in spec}
     return Budget(**found | {"board_s": spec.board_hours and spec.board_hours * 3600})
+
+
+def read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert limits written as in a file, None for none, to fields of a `Budget`. Raises UsageError."""
+    if unknown := sorted(limits.keys() - LIMITS.keys()):
+        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(LIMITS)}.")
+    given = {key: value for key, value in limits.items() if value is not None}
+    checked = to_budget(check_document(given, BudgetSpec, called)) if given else Budget()
+    return {LIMITS[key]: getattr(checked, LIMITS[key]) for key in limits}
 
 
 def to_model(model: ModelVariant) -> ModelOrder:

@@ -186,9 +186,6 @@ def replace(
         str | None,
         typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="SSH address of the new machine, if it differs."),
     ] = None,
-    host_key: Annotated[
-        str, typer.Option("--host-key", metavar="SHA256:…", help="Fingerprint of the new host's key.")
-    ] = "",
     why: Why = "",
 ) -> None:
     """Give a board's name to another machine. Its host key is new, and nothing of the old one counts for it.
@@ -201,20 +198,19 @@ def replace(
         before = standing.parse_transport(board.transport)
         after = before
         if isinstance(before, Ssh):
-            key = host_keys.require_fingerprint(host_key) if host_key else ""
-            after = dataclasses.replace(before, host_key=key)
+            after = dataclasses.replace(before, host_key="")
             if ssh is not None:
-                where = options.read_ssh(ssh, before.identity_file, key)
+                where = options.read_ssh(ssh, before.identity_file)
                 after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
-        elif ssh is not None or host_key:
-            raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
+        elif ssh is not None:
+            raise UsageError(f"{name} is not reached over SSH", "Leave --ssh out.")
         ends = [(row.name, standing.parse_transport(row.transport)) for row in store.boards.fetch()]
         fleet_addresses.require_new_end(name, after, ends)
         store.boards.replace(name, transport=after, labels=None, reason=why, by=machine.name_user())
     if isinstance(before, Ssh):
         known_hosts.remove(before.host, before.port)
     output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
-    if isinstance(after, Ssh) and not host_key:
+    if isinstance(after, Ssh):
         output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
 
 

@@ -83,7 +83,6 @@ def execute(
         list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards, then `--` and the command to run.")
     ],
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit for each board.")] = "60s",
-    accept_host_key: first_contact.Accept = None,
     json: options.Json = False,
 ) -> None:
     """Run a command on boards over SSH. Ends with its exit code, of several boards with the greatest.
@@ -110,7 +109,7 @@ def execute(
         if not json:
             _print_done(name, done, many)
 
-    done = _run_everywhere(settings, addresses, command, timeout_s, accept_host_key or [], show)
+    done = _run_everywhere(settings, addresses, command, timeout_s, show)
     if json:
         output.print_json([done[name].to_document(name) for name in boards])
     elif not many:
@@ -129,7 +128,6 @@ def logs(
         str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    accept_host_key: first_contact.Accept = None,
 ) -> None:
     """Show the logs of a board's agent and clock helper."""
     settings = farm_settings.load()
@@ -141,7 +139,7 @@ def logs(
         print_log(folder / own, lines, follow)
         return
     if follow:
-        _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix), accept_host_key or [])
+        _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix))
         return
     command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
@@ -149,7 +147,6 @@ def logs(
         {name: ssh_config.to_ssh_address(transport)},
         command,
         _LOG_TIMEOUT_S,
-        accept_host_key or [],
         lambda *_: None,
     )[name]
     if done.error:
@@ -158,13 +155,13 @@ def logs(
     _require_logs(name, done.code)
 
 
-def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:
+def _follow(settings: Settings, name: str, transport: Ssh, command: str) -> None:
     """Print new lines of a board's logs until Ctrl-C."""
     address, known_hosts = (
         ssh_config.to_ssh_address(transport),
         host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME),
     )
-    raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, accept, first_contact.find_asker()))
+    raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, ask=first_contact.find_asker()))
     with ssh.SshConnection.connect(address, known_hosts) as connection, contextlib.suppress(KeyboardInterrupt):
         _require_logs(name, connection.stream(command, pass_on, _LOG_TIMEOUT_S))
 
@@ -206,12 +203,11 @@ def _run_everywhere(
     addresses: Mapping[str, ssh_handshake.SshAddress],
     command: str,
     timeout_s: float,
-    accept: list[str],
     show: Callable[[str, _Done], None],
 ) -> dict[str, _Done]:
     """Run a command on boards at once; call `show` as each ends."""
     known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
-    refused = first_contact.confirm_host_keys(addresses, known_hosts, accept, first_contact.find_asker())
+    refused = first_contact.confirm_host_keys(addresses, known_hosts, ask=first_contact.find_asker())
     done = {name: _Done(0.0, error=error) for name, error in refused.items()}
     for name, one in done.items():
         show(name, one)

@@ -12,7 +12,7 @@ from farm.artifacts import artifact_folder
 from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import control
 from farm.cli import campaign_options, campaign_plan, options, output, tables
-from farm.cli.campaign_options import CampaignScreen, Limits, Name, draw
+from farm.cli.campaign_options import CampaignScreen, Name, draw
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_rows, campaign_words
@@ -23,7 +23,7 @@ from farm.types.states import CampaignState
 from farm.units import format_minute
 
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
+    bool, typer.Option("--detach", help="Do not wait for it; `farm campaign resume NAME` shows it at any time.")
 ]
 
 
@@ -87,13 +87,9 @@ def cancel(name: Name) -> output.Document:
 
 
 @output.command
-@options.spread("limits", Limits)
-def budget(name: Name, limits: Limits) -> output.Document:
+def budget(name: Name, limits: campaign_options.Limits) -> output.Document:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
-    if not (changes := limits.read()):
-        raise UsageError(
-            "no limit was given", "Give --trials, --wall-clock, --board-hours, --per-workload or --joules."
-        )
+    changes = campaign_options.read_limits(limits)
     with options.open_store() as store:
         control.change_budget(store, name, changes, machine.name_user())
         campaign = store.campaigns.require(name)
@@ -188,25 +184,13 @@ def run(
 
 
 @output.command
-def attach(name: Name, json: options.Json = False) -> None:
-    """Show a campaign until it ends. Ctrl-C ends the showing alone; the campaign goes on."""
-    settings = farm_settings.load()
-    screen = CampaignScreen()
-    with options.open_store(settings) as store:
-        try:
-            _follow(settings, store, name, screen, json)
-        except KeyboardInterrupt:
-            screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
-            raise SystemExit(output.INTERRUPTED) from None
-
-
-@output.command
 def resume(
     name: Name, detach: Detach = False, compile_to: campaign_options.CompileTo = None, json: options.Json = False
 ) -> None:
-    """Resume a paused or interrupted campaign. Every trial that it made is kept, and none is made twice.
+    """Resume a campaign, or show one that runs. Every trial that it made is kept, and none is made twice.
 
-    What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
+    Ctrl-C pauses what this command resumed; of a campaign that ran already it ends the display alone. What it was
+    ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
     """
     settings = farm_settings.load()
     screen = CampaignScreen()
@@ -217,9 +201,10 @@ def resume(
             store.campaigns.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
         campaign = store.campaigns.require(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
+            stood = campaign.state in (CampaignState.PAUSED, CampaignState.INTERRUPTED)
             control.resume(store, name, machine.name_user())
             with control.EnginePrestart(settings) as engine:
-                _carry_out(engine, settings, store, name, screen, detach, json)
+                _carry_out(engine, settings, store, name, screen, detach, json, pauses=stood)
     if not detach:
         campaign_options.make(settings, name, screen.note, json)
 
@@ -241,8 +226,10 @@ def _carry_out(
     screen: CampaignScreen,
     detach: bool,
     json: bool,
+    *,
+    pauses: bool = True,
 ) -> None:
-    """Ensure that an engine runs the campaign, and follow it; Ctrl-C pauses it."""
+    """Ensure that an engine runs the campaign, and follow it; Ctrl-C pauses it, or without `pauses` only detaches."""
     try:
         engine.ensure()
         if not detach:
@@ -250,6 +237,9 @@ def _carry_out(
             return
     except KeyboardInterrupt:
         screen.close()
+        if not pauses:
+            screen.note(f"detached; `farm campaign resume {name}` shows the campaign again")
+            raise SystemExit(output.INTERRUPTED) from None
         state = control.pause(settings, store, name, machine.name_user()).state
         said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
         screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
@@ -258,7 +248,7 @@ def _carry_out(
     if json:
         output.print_json(campaign_document.summarise(campaign))
     else:
-        print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
+        print(f"campaign {name} goes on by itself; `farm campaign resume {name}` shows it")
 
 
 def _follow(
@@ -294,7 +284,6 @@ def _follow(
 app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
 
 app.command("run")(run)
-app.command("attach")(attach)
 app.command("resume")(resume)
 app.command("list")(list_campaigns)
 app.command("show")(show)

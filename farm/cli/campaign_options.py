@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import RenderableType
 from rich.live import Live
 
 from farm.campaign import artifacts, submit
 from farm.cli import options, output, tables
-from farm.cli.options import NONE, read_duration_s
+from farm.cli.options import NONE
 from farm.cli.output import stderr
 from farm.errors import PermanentError, UsageError
 from farm.report import campaign_document, campaign_rows
 from farm.settings import Settings
 from farm.types import campaigns
-from farm.units import parse_energy_j
 
 # Without a terminal, one line of progress this often, and whenever the state changes.
 _PLAIN_INTERVAL_S = 10.0
@@ -36,6 +35,14 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=options.complete_campaign
+    ),
+]
+
+Limits = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LIMIT=VALUE…",
+        help="Limits as in a campaign file: trials=8000, wall_clock=6h, board_hours=2, per_workload=64, joules=20kJ.",
     ),
 ]
 
@@ -121,72 +128,13 @@ def make(
         raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of a campaign's budget, as typed; None for those that were not."""
-
-    trials: Annotated[
-        str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
-    ] = None
-    wall_clock: Annotated[
-        str | None,
-        typer.Option("--wall-clock", metavar="6h|none", help="Limit of the time from start to end, without pauses."),
-    ] = None
-    board_hours: Annotated[
-        str | None,
-        typer.Option("--board-hours", metavar="H|none", help="Limit of the hours for which trials hold boards."),
-    ] = None
-    per_workload: Annotated[
-        str | None,
-        typer.Option(
-            "--per-workload", metavar="N|none", help="Limit of trials of one workload at one point of one board type."
-        ),
-    ] = None
-    joules: Annotated[
-        str | None,
-        typer.Option("--joules", metavar="20kJ|none", help="Limit of the energy of boards while trials hold them."),
-    ] = None
-
-    def read(self) -> dict[str, Any]:
-        """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
-        changes: dict[str, Any] = {}
-        for name, read in _READ_LIMITS.items():
-            if (text := getattr(self, name)) is not None:
-                changes[submit.LIMITS[name]] = None if text == NONE else read(f"--{name.replace('_', '-')}", text)
-        return changes
-
-
-def _read_count(option: str, text: str) -> int:
-    try:
-        count = int(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise UsageError(f"{option} must be a whole number of at least 1, or {NONE}, not {text!r}")
-    return count
-
-
-def _read_hours(option: str, text: str) -> float:
-    try:
-        hours = float(text.removesuffix("h"))
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours < float("inf"):
-        raise UsageError(f"{option} must be hours above 0, or {NONE}, not {text!r}")
-    return hours * 3600
-
-
-def _read_joules(option: str, text: str) -> float:
-    try:
-        return parse_energy_j(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r}: {error}") from error
-
-
-_READ_LIMITS: dict[str, Callable[[str, str], float]] = {
-    "trials": _read_count,
-    "wall_clock": read_duration_s,
-    "board_hours": _read_hours,
-    "per_workload": _read_count,
-    "joules": _read_joules,
-}
+def read_limits(given: list[str]) -> dict[str, Any]:
+    """Return limits typed as `NAME=VALUE`, as fields of a budget; None for `none`. Raises UsageError."""
+    limits = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            limits[name.strip().replace("-", "_")] = None if value.strip() == NONE else yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"{text!r} is no limit", "Limits are NAME=VALUE, such as trials=8000.") from error
+    return submit.read_limits("the new budget", limits)

@@ -10,9 +10,6 @@ import concurrent.futures
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated
-
-import typer
 
 from farm.cli import output
 from farm.connectivity import host_keys, ssh_handshake
@@ -22,14 +19,6 @@ _AT_ONCE = 16
 
 # Takes a question and returns a person's answer; None without a terminal.
 Ask = Callable[[str], str]
-Accept = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept-host-key",
-        metavar="SHA256:…",
-        help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
-    ),
-]
 
 
 def confirm_host_keys(

@@ -110,6 +110,7 @@ _GROUPS: Mapping[str, Mapping[str, _Entry]] = {
         "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
         "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
         "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
+        "program": _Entry("program", "app", "Any program: time it on a board."),
         "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
         "result": _Entry(
             "result", "app", "Results of `farm model bench`, `run` and `evaluate`: list and compare them."

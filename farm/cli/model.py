@@ -28,11 +28,6 @@ from farm.units import format_bytes, format_latency, format_minute, format_numbe
 
 # Inputs that calibrate where they are random.
 _RANDOM_EXAMPLES = 16
-_OPTIONS = {
-    "board_type": Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Only this board type.")],
-    "verified": Annotated[bool, typer.Option("--verified", help="Only those whose outputs were found right.")],
-    "simulated": Annotated[bool, typer.Option("--simulated", help="Only those for virtual boards.")],
-}
 
 
 @output.command
@@ -164,13 +159,11 @@ def _percent(share: float | None) -> str | None:
 
 
 @output.command
-@options.spread("wanted", artifact_folder.ArtifactFilters, _OPTIONS)
-def list_artifacts(wanted: artifact_folder.ArtifactFilters) -> output.Document:
+def list_artifacts() -> output.Document:
     """List the artifacts that still exist, the newest first."""
     made = artifact_folder.list_made_here(farm_settings.load().home_path)
-    found = [artifact_folder.to_document(each) for each in wanted.choose(made)]
+    found = [artifact_folder.to_document(each) for each in made]
     yield found
-    empty = "no artifacts yet; `farm model compile MODEL` makes one"
     tables.print_table(
         ("Model", "Board type", "Weights", "Clocks", "Verified", "Latency (ms)", "Size", "Made", "Folder"),
         [
@@ -189,7 +182,7 @@ def list_artifacts(wanted: artifact_folder.ArtifactFilters) -> output.Document:
         ],
         left=(0, 1, 2, 3, 4, 7, 8),
         spare=("Clocks", "Made", "Size", "Weights"),
-        empty="no artifacts that were asked for" if made else empty,
+        empty="no artifacts yet; `farm model compile MODEL` makes one",
     )
 
 

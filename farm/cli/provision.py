@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,6 @@ from farm.cli import first_contact, options, output, tables
 from farm.connectivity import host_keys, services, ssh_config
 from farm.crew import calibration
 from farm.errors import FarmError, UsageError
-from farm.inventory import board_types
 from farm.processes import machine
 from farm.provision import board as provision_board
 from farm.provision import boards, bundle_build, interpreters, layout, plan
@@ -53,7 +51,6 @@ def provision(
         bool, typer.Option("--uninstall", help="Remove everything that this command installed.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
-    accept_host_key: first_contact.Accept = None,
 ) -> output.Document:
     """Install or update the agent on boards. Goes over SSH and proves that the agent works. Safe to run again."""
     settings = farm_settings.load()
@@ -62,7 +59,7 @@ def provision(
     known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     addresses = {target.name: target.address for target in targets}
     unknown = [name for name, at in addresses.items() if not at.host_key and not known_hosts.find(at.host, at.port)]
-    refused = first_contact.confirm_host_keys(addresses, known_hosts, accept_host_key or (), first_contact.find_asker())
+    refused = first_contact.confirm_host_keys(addresses, known_hosts, ask=first_contact.find_asker())
     going = [target for target in targets if target.name not in refused]
     reports = {name: _refused(name, error) for name, error in refused.items()}
     with contextlib.ExitStack() as stack:
@@ -172,22 +169,15 @@ def _tell(report: plan.BoardReport, note: str) -> str:
 
 @output.command
 def bundle(
-    arch: Annotated[
-        str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="Architecture of the board.")
-    ] = None,
-    board_type: Annotated[
-        str | None, typer.Option("--board-type", metavar="TYPE", help="Board type whose architecture it is.")
-    ] = None,
+    arch: Annotated[str, typer.Option("--arch", metavar="aarch64|x86_64", help="Architecture of the board.")],
     python: Annotated[
-        list[str] | None, typer.Option("--python", metavar="3.11", help="Python version of the boards; repeatable.")
-    ] = None,
-    managed_python: Annotated[
-        bool,
-        typer.Option("--managed-python", help="Bring a Python along, fetched by uv, for boards with an older one."),
-    ] = False,
-    python_archive: Annotated[
-        Path | None,
-        typer.Option("--python-archive", metavar="FILE", help="Archive of python-build-standalone to bring along."),
+        list[str] | None,
+        typer.Option(
+            "--python",
+            metavar="3.11|managed|FILE",
+            help="Python version of the boards, repeatable; for boards with an older one, a Python that uv fetches "
+            "(managed), or an archive of python-build-standalone.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -196,23 +186,17 @@ def bundle(
 ) -> output.Document:
     """Fetch and pack what boards of one machine need. Equal inputs give equal files."""
     farm_settings.load().share_linker_cache()
-    if (arch is None) == (board_type is None):
-        raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
-    machine = arch or _find_arch(board_type or "")
+    asked = dict.fromkeys(python or ())
+    archive = next((Path(each) for each in asked if ".tar." in each), None)
+    pythons = tuple(each for each in asked if each != "managed" and ".tar." not in each)
     # A bundle with its own interpreter serves every board; else it is for the commonest Python.
-    pythons = tuple(dict.fromkeys(python or (() if python_archive else (interpreters.MANAGED_PYTHON,))))
-    recipe = bundle_build.BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
-    called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
+    pythons = pythons or (() if archive else (interpreters.MANAGED_PYTHON,))
+    recipe = bundle_build.BundleRecipe(arch, pythons, "managed" in asked and archive is None, archive)
+    called = f"tvm-farm-{arch}-{'-'.join(pythons) or 'python'}.tar"
     path = Path(called) if out is None else out / called if out.is_dir() else out
     artifact_folder.require_room(path.parent)
     made = bundle_build.build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
     yield from _tell_bundle(made)
-
-
-def _find_arch(name: str) -> str:
-    """Return the machine of a board type; ours where it is this machine."""
-    target = board_types.require_board_type(name).target
-    return target.mtriple.partition("-")[0] if target else platform.machine()
 
 
 def _tell_bundle(bundle: provision_bundle.Bundle) -> output.Document:

@@ -41,9 +41,6 @@ def quickstart(
         bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")
     ] = True,
     shape: options.Shapes = None,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Refuse, instead of waiting, while another farm measures on this machine.")
-    ] = False,
 ) -> output.Document:
     """Tune a model on this machine, compile it, check it, time it against untuned TVM and ONNX Runtime."""
     since = time.monotonic()
@@ -55,9 +52,7 @@ def quickstart(
 
     with options.open_store(settings) as store:
         try:
-            request = job.QuickstartRequest(
-                source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
-            )
+            request = job.QuickstartRequest(source, inputs, trials, out.absolute(), fresh, since, sweep, _WAIT_S)
             kind = board_types.require_board_type("local")
             document = job.run(request, settings, store, kind, screen)
         finally:

@@ -26,6 +26,8 @@ from farm.values import Health, State
 from farm.web import running
 
 _LOOK_S = 0.25
+# Of a probe of boards: a virtual one takes seconds to start, and a rack of them minutes.
+_PROBE_S, _PROBE_EACH_S = 120.0, 5.0
 # The interval of progress lines while a command waits for boards.
 _TELL_S = 5.0
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
@@ -113,13 +115,8 @@ def status() -> output.Document:
 @output.command
 def probe(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; default: all in service.")] = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="2m", help="Time limit for all of them together.")
-    ] = "2m",
 ) -> output.Document:
     """Probe boards now. The golden kernel's result decides about their health."""
-    # A virtual board takes seconds to start, and a rack of them a minute.
-    timeout_s = read_duration_s("--timeout", timeout)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         chosen = list(dict.fromkeys(names or ())) or [row.name for row in list_in_service(store)]
@@ -128,7 +125,8 @@ def probe(
     if not chosen:
         raise UsageError("there are no boards to probe", "`farm board add` registers one.")
     with connectivity_services.using_services(settings, chosen, output.stderr.print) as services:
-        output.note(f"probing {len(chosen)} board{'s' * (len(chosen) > 1)}, for {timeout} at most")
+        timeout_s = _PROBE_S + _PROBE_EACH_S * len(chosen)
+        output.note(f"probing {len(chosen)} board{'s' * (len(chosen) > 1)}, for {timeout_s:.0f} s at most")
         reports = services.probe(chosen, timeout_s)
     yield output.Failed(reports, _find_failure(reports))
     _print_reports(reports)

@@ -89,10 +89,9 @@ app.command("prune")(prune)
 @output.command
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
-    farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
+    farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file)
     output.tell(f"the store is copied to {file}")
 
 

@@ -85,6 +85,14 @@ class ProgramMetric:
         """Convert a value: to s, or for a rate to s for each thing counted; its own inverse for a rate."""
         return 1 / value if self.counted else value * _UNITS_S[self.unit]
 
+    def stretch(self, value: float, times: float) -> float:
+        """Convert a value of a machine to that of one which takes so many times as long; others than times and rates
+        stay.
+        """
+        if self.counted:
+            return value / times
+        return value * times if self.unit in _UNITS_S else value
+
     @property
     def title(self) -> str:
         return self.name if self.pattern else self.name.capitalize()
@@ -139,16 +147,20 @@ def read_metric(goal: Mapping[str, Any]) -> ProgramMetric:
 
 
 def read_runs(
-    metrics: Sequence[ProgramMetric], latency_s: Sequence[float], outputs: Mapping[str, npt.NDArray[np.uint8]]
+    metrics: Sequence[ProgramMetric],
+    latency_s: Sequence[float],
+    outputs: Mapping[str, npt.NDArray[np.uint8]],
+    stretch: float = 1.0,
 ) -> dict[str, list[float]]:
     """Return each metric of the runs, and their wall times. `outputs` are stdout and stderr in turn, of the first runs.
 
-    Raises PermanentError for a metric that one run lacks.
+    A simulated board takes `stretch` times as long as the machine that ran the program and printed its times. Raises
+    PermanentError for a metric that one run lacks.
     """
     texts = [array.tobytes() for array in outputs.values()] or [b"", b""]
     runs = list(zip(texts[::2], texts[1::2], strict=False))
     named = (metric for metric in metrics if metric != TIME)
-    found = {metric.name: [metric.read(out, err) for out, err in runs] for metric in named}
+    found = {metric.name: [metric.stretch(metric.read(out, err), stretch) for out, err in runs] for metric in named}
     return {TIME.name: list(latency_s)} | found
 
 

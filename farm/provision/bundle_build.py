@@ -237,7 +237,7 @@ def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:
         has = f"has Python {', '.join(pythons)}" if pythons else "has no Python >= 3.10"
         raise UsageError(
             f"the bundle {bundle.path.name} is for Python {', '.join(manifest.pythons)}, the board {has}",
-            "Make one that fits, or one with an interpreter of its own: farm board bundle --python-archive FILE.",
+            "Make one that fits, or one with an interpreter of its own: farm board bundle --python FILE.",
         )
     return bundle
 

@@ -120,7 +120,7 @@ def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
             raise UnavailableError(
                 f"no Python {series} for {arch} can be fetched: {error.message}",
                 "Fetch an install_only archive of python-build-standalone elsewhere and give it to farm board bundle "
-                "--python-archive FILE, or name a mirror by UV_PYTHON_INSTALL_MIRROR.",
+                "--python FILE, or name a mirror by UV_PYTHON_INSTALL_MIRROR.",
             ) from error
         for archive in (scratch / "cache").rglob("*"):
             if archive.is_file() and _NAME.fullmatch(archive.name):

@@ -12,7 +12,7 @@ from typing import Any
 from device_agent.protocol import Engine
 from farm.errors import UsageError
 from farm.store.results import StoredResult
-from farm.values import BENCH, EVALUATE
+from farm.values import BENCH, EVALUATE, PROGRAM
 
 OURS = "tvm-farm"
 # Scores with their headings, in the order of their columns: shares of 1, shown in percent, except errors.
@@ -88,6 +88,8 @@ def read_figures(result: StoredResult) -> list[Figure]:
     if result.kind == EVALUATE:
         rows = [(OURS, row) for row in document["rows"] if row["latency_s"]]
         return [read(name, row, row["precision"], 1, row.get("scores", {})) for name, row in rows]
+    if result.kind == PROGRAM:
+        return [read(PROGRAM, document, "", 1)]
     return [read(OURS, {**document, "latency_s": document["latency"]}, str(document.get("precision", "float32")), 1)]
 
 

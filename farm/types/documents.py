@@ -328,6 +328,49 @@ class ResultPage(Page):
     items: list[ResultInfo]
 
 
+class MetricSummary(Model):
+    """A metric of a program's runs, in its `unit`; `better`: more or less. `per_unit_j`: J for what a rate counts."""
+
+    name: str
+    unit: str
+    better: str
+    count: int
+    median: float
+    ci_low: float
+    ci_high: float
+    min: float
+    max: float
+    per_unit_j: float | None
+
+
+class ProgramBench(Model):
+    """`farm program bench --json`.
+
+    `latency_s` summarises the wall times, or those between --from and --until. `files` are SHA-256 by name; `output` is
+    the first and the last kilobyte of the last run. `watts` says how well a simulated board's are known.
+    """
+
+    board: dict[str, Any]
+    command: list[str]
+    files: dict[str, str]
+    sha256: str
+    exit_status: int
+    output: str
+    operating_point: str
+    clocks: str
+    threads: int
+    latency_s: dict[str, float]
+    metrics: list[MetricSummary]
+    energy_j: float | None
+    energy_ci_j: list[float] | None
+    power_w: float | None
+    power_ci_w: list[float] | None
+    first_s: float | None
+    peak_memory_bytes: int | None
+    temperature_c: float | None
+    doubt: str
+
+
 class BoardOrder(Model):
     """What is done to a board, and why."""
 

@@ -211,7 +211,7 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
 
 @router.get("/artifacts", responses=_answer(documents.ArtifactPage))
 def list_artifacts(request: Request, wanted: WantedArtifacts, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
-    """List artifacts of this machine, the newest first, filtered as by `farm model artifacts --json`."""
+    """List artifacts of this machine, the newest first, each as `farm model artifacts --json` has it."""
     found = wanted.choose(artifact_folder.list_made_here(_view(request).settings.home_path))
     items = [artifact_folder.to_document(each) for each in found[offset : offset + limit]]
     return _page(request, items, len(found), limit, offset)

@@ -59,8 +59,8 @@ class Rack:
             cleared = self.home.run("board", "release", name, "--why", "it was a test")
             assert cleared.code == 0 or self.row(name)["health"] == "good", cleared.err
 
-    def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
-        done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}s", "--json")
+    def probe(self, name: str = NAME) -> tuple[int, dict[str, Any]]:
+        done = self.home.run("board", "probe", name, "--json")
         assert done.out, done.err
         [report] = done.json()
         return done.code, report

@@ -66,8 +66,7 @@ def test_without_a_terminal_an_unknown_key_is_refused_with_what_to_do(fresh: Hom
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
 def test_a_key_of_any_type_is_accepted_by_its_fingerprint(fresh: Home, sshd: Sshd, kind: str) -> None:
     """A server shows one key of several; the farm asks for the type that was accepted."""
-    accepted = ("--accept-host-key", sshd.host_key(kind).fingerprint)
-    assert fresh.run("board", "exec", "b1", *accepted, "--", "echo in").out == "in\n"
+    assert fresh.run("board", "trust", "b1", "--fingerprint", sshd.host_key(kind).fingerprint).code == 0
     assert fresh.run("board", "exec", "b1", "--", "echo again").out == "again\n"
 
 
@@ -102,7 +101,7 @@ def test_a_changed_key_is_refused_loudly_until_it_is_forgotten(tmp_path: pathlib
         server.start()
         new = server.host_key().fingerprint
         for words in (
-            ("board", "exec", "b1", "--accept-host-key", new, "--", "true"),
+            ("board", "exec", "b1", "--", "true"),
             ("board", "trust", "b1", "--fingerprint", new),
             ("board", "trust", "b1"),
         ):

@@ -73,8 +73,8 @@ def test_its_report(rack: Home) -> None:
         (("run", "small.yaml"), "there is a campaign small already, which is finished"),
         (("resume", "small"), "campaign 'small' is over (finished"),
         (("pause", "smal"), "there is no campaign 'smal'"),
-        (("budget", "small"), "no limit was given"),
-        (("budget", "small", "--trials", "0"), "--trials must be a whole number of at least 1"),
+        (("budget", "small", "trails=9"), "a budget has no trails"),
+        (("budget", "small", "trials=0"), "trials: it must be at least 1"),
         (("run", "--from", "small", "--name", "small"), "there is a campaign small already"),
     ],
 )
@@ -107,16 +107,16 @@ def test_a_plain_script_may_plan(rack: Home) -> None:
     assert done.stdout == "9 ['small']\n"
 
 
-def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
-    """Ctrl-C pauses a campaign that a command runs, within 5 s; that of `attach` ends the showing alone."""
+def test_ctrl_c_pauses_or_only_detaches(rack: Home) -> None:
+    """Ctrl-C pauses a campaign that a command runs, within 5 s; of `resume` on a running one it ends the display."""
     running = rack.start("campaign", "run", "--from", "small", "--name", "second", "--trials", "400", FARM_BATCH="2")
     running.wait_for("second is running")
-    watching = rack.start("campaign", "attach", "second")
+    watching = rack.start("campaign", "resume", "second")
     watching.wait_for("second is ")
     watching.send(signal.SIGINT)
     watched = watching.wait()
     assert watched.code == 130
-    assert "detached; `farm campaign attach second` shows the campaign again" in watched.err
+    assert "detached; `farm campaign resume second` shows the campaign again" in watched.err
     assert running.process.poll() is None
     running.send(signal.SIGINT, group=True)
     ended = running.wait(30.0)

@@ -127,7 +127,7 @@ def test_a_hung_agent_fails_its_probe_by_the_deadline(rack: Rack) -> None:
     rack.host.signal_agent(signal.SIGSTOP)
     try:
         began = time.monotonic()
-        code, report = rack.probe(timeout_s=90)
+        code, report = rack.probe()
         say("hung agent", "found", time.monotonic() - began, 70)
         assert code != 0
         assert not report["passed"]
@@ -137,7 +137,7 @@ def test_a_hung_agent_fails_its_probe_by_the_deadline(rack: Rack) -> None:
         rack.host.signal_agent(signal.SIGCONT)
     assert not rack.home.rows("SELECT board FROM leases")
     rack.clear()
-    code, report = rack.probe(timeout_s=60)
+    code, report = rack.probe()
     assert code == 0, report["reason"] or report
 
 
@@ -204,7 +204,7 @@ def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> Non
     # The services probe a board that came back by themselves; that lease is not the one to wait for.
     rack.probe()
     wait_until(lambda: not rack.home.rows("SELECT board FROM leases"), "earlier probes to end", 60)
-    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s")
+    waiting = rack.home.start("board", "probe", NAME)
     wait_until(lambda: rack.home.rows("SELECT board FROM leases") or waiting.process.poll() is not None, "the probe")
     subprocess.run(["kill", "-9", str(services)], check=True, timeout=10)
     assert waiting.wait(90).code != 0

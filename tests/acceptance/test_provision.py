@@ -66,8 +66,8 @@ def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: path
     assert unknown.code == 1
     assert "not confirmed yet" in unknown.out + unknown.err
 
-    accept = ["--accept-host-key", sshd.host_key().fingerprint]
-    stopped = home.start(*command, *accept)
+    assert home.run("board", "trust", "b1", "--fingerprint", sshd.host_key().fingerprint).code == 0
+    stopped = home.start(*command)
     stopped.wait_for("b1: folder: done")
     stopped.send(signal.SIGINT)
     done = stopped.wait()
@@ -100,7 +100,7 @@ def test_what_cannot_be_provisioned(home: Home) -> None:
     for arguments, message in (
         (("board", "provision", "unknown"), "no board 'unknown'"),
         (("board", "provision", "sim"), "the farm starts its agent itself"),
-        (("board", "bundle"), "say what the bundle is for"),
+        (("board", "bundle"), "--arch is missing"),
         (("board", "bundle", "--arch", "riscv64"), "no wheels for 'riscv64'"),
         (("board", "bundle", "--arch", "aarch64", "--python", "3.8"), "cannot be 3.8"),
     ):

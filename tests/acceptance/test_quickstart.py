@@ -219,13 +219,13 @@ def test_a_second_command_has_the_first_do_it(home: Home, beside: tuple[Done, Do
 
 
 def test_another_home_is_turned_away(home: Home, first: dict[str, Any]) -> None:
-    """While one command measures on this machine, one of another home that is not to wait says who it is, exit 3."""
+    """While one command measures on this machine, one of another home waits as asked, then says who it is, exit 3."""
     lock = home.temporary / f"tvm-farm-{os.getuid()}.lock"
     with tempfile.TemporaryDirectory() as folder, lock.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(str(os.getpid()))
         file.flush()
-        rival = home.run("quickstart", "--no-wait", "--out", f"{folder}/report", "--json", FARM_HOME=folder)
+        rival = home.run("tune", "mlp", "--trials", "1", "--wait", "1s", "--json", FARM_HOME=folder)
     assert (rival.code, rival.out) == (3, "")
     assert f"another farm command is measuring on this machine: pid {os.getpid()}" in rival.err
 

@@ -76,7 +76,7 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
         assert right.lends() == set()
         assert all("has its connection" in board["trouble"] for board in right.status().values())
         began = time.monotonic()
-        probed = right.home.run("board", "probe", NAMES[0], "--timeout", "60s", "--json")
+        probed = right.home.run("board", "probe", NAMES[0], "--json")
         assert probed.json()[0]["passed"], probed.out
         print(f"the way went to the other and the board was probed there within {time.monotonic() - began:.1f} s")
         wait_until(lambda: left.lends() == set(NAMES[1:]) and right.lends() == {NAMES[0]}, "each to list what it lends")

@@ -70,7 +70,8 @@ def test_a_backup_is_a_moment_of_a_store_that_is_written(home: pathlib.Path, tmp
     writer.start()
     try:
         for _ in range(5):
-            backup.back_up(home, tmp_path / "copy", replace=True)
+            (tmp_path / "copy").unlink(missing_ok=True)
+            backup.back_up(home, tmp_path / "copy")
             with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copy:
                 counts = copy.execute("SELECT sum(subject = 'left'), sum(subject = 'right') FROM events").fetchone()
             assert counts[0] == counts[1]
@@ -82,14 +83,14 @@ def test_a_backup_is_a_moment_of_a_store_that_is_written(home: pathlib.Path, tmp
 
 
 def test_a_backup_overwrites_nothing(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Not another file unless told to, and never the store."""
+    """Neither another file nor the store."""
     other = tmp_path / "other"
     other.write_text("precious")
     for target in (other, home / "farm.db", tmp_path, tmp_path / "gone" / "copy"):
         with pytest.raises(UsageError):
             backup.back_up(home, target)
     with pytest.raises(UsageError, match="the store itself"):
-        backup.back_up(home, home / "farm.db", replace=True)
+        backup.back_up(home, home / "farm.db")
     assert other.read_text() == "precious"
     with pytest.raises(UsageError, match="no store"):
         backup.back_up(tmp_path / "absent", tmp_path / "copy")
@@ -253,7 +254,7 @@ def test_a_full_disk_leaves_the_store(home: pathlib.Path, tmp_path: pathlib.Path
         "from farm.errors import UnavailableError\n"
         "home, copy, room = map(pathlib.Path, sys.argv[1:])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(str(room)),) * 2)\n"
-        "for work in (backup.put_back, lambda *each: backup.back_up(*each, True)):\n"
+        "for work in (backup.put_back, lambda home, copy: backup.back_up(home, copy.with_name('new'))):\n"
         "  try: work(home, copy)\n  except UnavailableError: print('refused')"
     )
     for room in (0, size // 2, size - 1):
@@ -279,7 +280,7 @@ def test_a_damaged_store_can_be_replaced(home: pathlib.Path, tmp_path: pathlib.P
     with contextlib.suppress(UnavailableError):
         assert backup.check(home)
     with pytest.raises(FarmError):
-        backup.back_up(home, tmp_path / "copy", replace=True)
+        backup.back_up(home, tmp_path / "another")
     backup.put_back(home, tmp_path / "copy")
     assert messages(home / "farm.db") == ["first"]
     assert (home / "farm.db.replaced").read_bytes() == damaged

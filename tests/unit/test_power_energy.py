@@ -263,6 +263,21 @@ def test_energy_per_call_takes_idle_off_and_adds_errors() -> None:
     assert found.above_idle_ci_j == pytest.approx((0.114, 0.126))
 
 
+def test_windows_of_one_program_are_joined() -> None:
+    """Energies, lengths, updates and intervals add; the power is that of all the time."""
+    parts = [
+        PowerWindow(start_s, seconds, (rail,), rail, "board")
+        for start_s, seconds, rail in ((0.0, 1.0, power(2.0, 0.1, 1.0)), (5.0, 3.0, power(4.0, 0.2, 3.0)))
+    ]
+    joined = energy.join(parts, calls=2, min_updates=15)
+    assert joined.total is not None
+    assert (joined.window_s, joined.calls, joined.total.updates, joined.enough) == (4.0, 2, 20, True)
+    assert joined.total.energy_j == pytest.approx(14.0)
+    assert joined.total.power_w == pytest.approx(3.5)
+    assert joined.total.energy_ci_j == pytest.approx((13.3, 14.7))
+    assert not energy.join(parts, calls=2, min_updates=25).enough
+
+
 @pytest.mark.parametrize("missing", ["total", "calls", "idle", "idle total", "other scope"])
 def test_energy_that_cannot_be_told_is_null(missing: str) -> None:
     """Never 0, and never the difference of unlike things."""

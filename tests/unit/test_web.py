@@ -91,7 +91,7 @@ def call(home: pathlib.Path, *words: str) -> Any:
         (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
         (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
         (("campaign", "list"), "/campaigns", campaigns.CampaignPage),
-        (("model", "artifacts", "--verified"), "/artifacts?verified=true", documents.ArtifactPage),
+        (("model", "artifacts"), "/artifacts", documents.ArtifactPage),
         (("queue",), "/queue", documents.Queue),
         (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", campaigns.CampaignInFull),
     ],

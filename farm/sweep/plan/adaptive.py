@@ -216,9 +216,11 @@ class Planner:
         if not speeds:
             return self._middle[:1]
         whole = np.sum(speeds, axis=0)
-        return list(
-            dict.fromkeys([self._middle[0], *(int(np.argmax(whole - 2 * low)) for low in (0 * whole, *speeds))])
-        )
+        lows = [0 * whole, *speeds]
+        if sum(domain.held for domain in self.terms.domains) == 1:
+            # Others only follow it, so no point tells what its lowest clock does but that itself.
+            lows.append(whole)
+        return list(dict.fromkeys([self._middle[0], *(int(np.argmax(whole - 2 * low)) for low in lows)]))
 
     def _spread_out(self) -> tuple[str, ...]:
         """Order all points for an exhaustive sweep; the first ones also start an adaptive one.

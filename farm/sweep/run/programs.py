@@ -82,7 +82,7 @@ class SweepProgram:
         """
         if self.command is None or not outcome.latency_s:
             return outcome, {}
-        found = read_runs(self.metrics, outcome.latency_s, outputs)
+        found = read_runs(self.metrics, outcome.latency_s, outputs, outcome.details.stretch if outcome.details else 1.0)
         seconds = tuple(map(self.metrics[0].to_seconds, found[self.metrics[0].name]))
         medians = {name: statistics.median(values) for name, values in found.items()}
         return dataclasses.replace(outcome, latency_s=seconds), medians

@@ -46,8 +46,6 @@ _LOOK_S = 0.2
 # How long to wait for a sensor whose driver loads late, and between two looks.
 _SENSOR_WAIT_S, _SENSOR_PAUSE_S = 10.0, 2.0
 
-_HOST_METRICS = "what a program prints is of this machine's time: only the time and power of its runs are simulated"
-
 Say = Callable[[str], None]
 
 
@@ -158,8 +156,7 @@ class SweepSession:
         self._simulated = description.simulated
         self.compile(target, description.simulated)
         self.programs = {program.series: program for program in self._made}
-        notes = [_HOST_METRICS] if self._simulated and any(p.metrics[0].pattern for p in self._made) else []
-        return [note for note in (self._window.note, *notes, *dict.fromkeys(each.note for each in self._made)) if note]
+        return [note for note in (self._window.note, *dict.fromkeys(each.note for each in self._made)) if note]
 
     def compile(self, target: TargetPlan, simulated: bool) -> None:
         """Compile, unless programs were passed in or exist for this target. Raises what `compile_all` raises."""

@@ -1,0 +1,115 @@
+"""Any program: how right a sweep of a virtual Nano's CPU clocks is with few visits, and what the agent adds to a run.
+
+The program computes for a fixed number of cycles, so its time is a constant over the clock: that constant, from a sweep
+of every point, is the truth. What the agent adds is measured on this machine. Default budget: two minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import _machine
+import agent_overhead
+import numpy as np
+
+from device_agent.protocol import Command, Engine, RunSpec, Status
+from farm.measure.answers import AgentAddress
+from farm.measure.blocking import BlockingSession
+
+FARM = pathlib.Path(sys.executable).with_name("farm")
+# It takes 100 ms here; `own` is what it says itself.
+SOURCE = """
+#include <stdio.h>
+#include <time.h>
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+int main(void) {
+    double began = now();
+    volatile unsigned long sum = 0;
+    for (unsigned long i = 0; i < LOOPS; i++) sum += i;
+    printf("own = %.9f\\n", now() - began);
+    return 0;
+}
+"""
+TRIED_LOOPS, WANTED_S = 10_000_000, 0.1
+
+
+def main() -> None:
+    options = _machine.parser(__doc__).parse_args()
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        _machine.wait_until_quiet(options.quick)
+        tried = build(folder, TRIED_LOOPS)
+        took_s = min(float(subprocess.run([tried], capture_output=True, check=True).stdout.split()[-1]) for _ in "abc")
+        program = build(folder, round(TRIED_LOOPS * WANTED_S / took_s))
+        emit(
+            "program_sweeps",
+            {},
+            sweep(program, folder) | measure_overhead(program, folder, 10 if options.quick else 50),
+        )
+
+
+def build(folder: pathlib.Path, loops: int) -> pathlib.Path:
+    path = folder / f"program-{loops}"
+    command = ["gcc", "-O1", f"-DLOOPS={loops}UL", "-o", str(path), "-x", "c", "-"]
+    subprocess.run(command, input=SOURCE.encode(), check=True, timeout=60)
+    return path
+
+
+def sweep(program: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
+    """Sweep the virtual board twice, by the installed command."""
+    environment = os.environ | {"FARM_HOME": str(folder / "home")}
+
+    def run(*words: str) -> bytes:
+        command = [FARM, *words]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=600, check=True).stdout
+
+    run("board", "add", "nano", "--virtual", "jetson-nano")
+    words = ("sweep", "run", "--json", "--program", f"./{program.name}", "--file", str(program), "--board", "nano")
+    try:
+        rows, all_rows = (json.loads(run(*words, *more))["series"][0]["rows"] for more in ((), ("--exhaustive",)))
+    finally:
+        subprocess.run([FARM, "down", "--force"], env=environment, stdout=subprocess.DEVNULL, timeout=120, check=False)
+    cycles = statistics.median(row["latency_s"]["value"] * find_hz(row) for row in all_rows)
+    errors = [abs((row["latency_s"] or row["predicted"])["value"] * find_hz(row) / cycles - 1) for row in rows]
+    return {
+        "points": len(rows),
+        "visits": sum(row["visits"] for row in rows),
+        "worst_error": max(errors),
+        "median_error": statistics.median(errors),
+    }
+
+
+def find_hz(row: dict[str, Any]) -> float:
+    return float(row["point"]["cpu_freq_hz"]["a57"])
+
+
+def measure_overhead(program: pathlib.Path, folder: pathlib.Path, runs: int) -> dict[str, Any]:
+    """What an agent adds to each run, and how long its window is, beside the program's own time."""
+    ready, content = folder / "ready.json", program.read_bytes()
+    serve = ["serve", "--name", "bench", "--ready-file", str(ready), "--log-level", "warning"]
+    with agent_overhead.running([sys.executable, "-m", "device_agent", *serve], ready):
+        about = json.loads(ready.read_text())
+        command = Command(("./program",), {"program": hashlib.sha256(content).hexdigest()})
+        with BlockingSession(AgentAddress("127.0.0.1", about["port"]), about["key"]) as board:
+            spec = RunSpec(Engine.PROGRAM, runs=runs, command=command)
+            outcome, outputs = board.run_model(spec, b"", {"program": np.frombuffer(content, np.uint8)})
+    if outcome.status is not Status.OK or outcome.details is None:
+        raise SystemExit(f"the program failed: {outcome}")
+    own_s = [float(array.tobytes().split()[-1]) for array in list(outputs.values())[::2]]
+    [(start_s, end_s)] = outcome.details.windows
+    return {
+        "own_ms": agent_overhead.summary(own_s),
+        "added_to_a_run_ms": 1e3 * (outcome.timing_s - sum(own_s)) / runs,
+        "timed_over_own": sum(outcome.latency_s) / sum(own_s),
+        "window_over_own": (end_s - start_s) / sum(own_s),
+    }
+
+
+if __name__ == "__main__":
+    main()
