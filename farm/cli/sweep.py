@@ -117,8 +117,7 @@ class Asked:
         goal = read_goal(values.Goal(), self.deadline, self.max_power, self.objective, self.period)
         if program := self.find_program():
             limits, latest_s = program.read_limits()
-            deadlines = [each for each in (goal.deadline_s, latest_s) if each]
-            deadline_s = min(deadlines, default=None)
+            deadline_s = min((each for each in (goal.deadline_s, latest_s) if each), default=None)
             metric = program.read_metrics()[0]
             goal = dataclasses.replace(goal, deadline_s=deadline_s, metric=metric, limits=tuple(limits))
         return goal, bool(self.objective or self.period)

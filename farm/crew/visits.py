@@ -26,7 +26,6 @@ from farm.errors import PermanentError
 from farm.measure.statistics import summarise
 from farm.points.grid import GPU, MEMORY
 from farm.points.values import Estimate, GridPoint, PointMeasurement
-from farm.programs.metrics import QUOTED
 
 # Share of the window for runs that are timed one by one; the rest is for power.
 _TIMED_SHARE = 0.2
@@ -156,9 +155,7 @@ def to_measurement(
     program is to blame.
     """
     if outcome.status is not Status.OK and outcome.status not in _RETRIED:
-        raise PermanentError(
-            f"{what} does not run on {board} at {key}: {outcome.status} {outcome.message}", quote_output(outcome)
-        )
+        raise PermanentError(f"{what} does not run on {board} at {key}: {outcome.status} {outcome.message}")
     if not outcome.latency_s:
         return None
     summary = summarise(outcome.latency_s)
@@ -186,12 +183,6 @@ def to_measurement(
         simulated=outcome.simulated,
         idle_power=read_total(energy.idle if energy else None),
     )
-
-
-def quote_output(outcome: Outcome) -> str:
-    """Quote the end of a program's output; "" where it has none."""
-    output = outcome.details.output.strip() if outcome.details else ""
-    return f"The output ends: {output[-QUOTED:]}" if output else ""
 
 
 def read_total(window: PowerWindow | None) -> Estimate | None:

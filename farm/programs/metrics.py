@@ -27,10 +27,10 @@ MORE, LESS = "more", "less"
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 # A rate's unit that names no things per second, and what it counts.
 _RATES = {"fps": "frame", "hz": "run"}
-_NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
+_TEXT = re.compile(r"\s*([A-Za-z][\w.-]{0,39})\s*=\s*(.*\S)\s*,\s*(more|less)\s*,\s*([^\s,]+)\s*", re.DOTALL)
 _EXAMPLE = "Example: --metric 'latency=mean = ([0-9.]+) ms, less, ms'."
 # The end of an output that a message shows, in characters.
-QUOTED = 400
+_QUOTED = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +45,24 @@ class ProgramMetric:
     @classmethod
     def parse(cls, text: str) -> ProgramMetric:
         """Parse `NAME=EXPRESSION, more|less, UNIT`. Raises UsageError."""
-        name, equals, rest = text.partition("=")
-        parts = [part.strip() for part in rest.rsplit(",", 2)]
-        if not equals or len(parts) != 3 or not all(parts) or parts[1] not in (MORE, LESS):
+        found = _TEXT.fullmatch(text)
+        if found is None or found[1] == TIME.name:
             raise UsageError(f"--metric {text[:80]!r} is not NAME=EXPRESSION, more|less, UNIT", _EXAMPLE)
-        if not _NAME.fullmatch(name.strip()) or name.strip() == TIME.name:
-            raise UsageError(f"--metric: {name.strip()[:40]!r} is no name for a metric", _EXAMPLE)
-        metric = cls(name.strip(), *parts)
-        if metric._regex is None and isinstance(found := _compile_path(metric.pattern), JMESPathError):
-            why = f"neither a regular expression with one group nor JMESPath ({str(found).splitlines()[0]})"
+        metric = cls(*found.groups())
+        if metric._expression is None:
+            why = "neither a regular expression with one group nor JMESPath"
             raise UsageError(f"--metric {metric.name}: {metric.pattern[:80]!r} is {why}", _EXAMPLE)
         return metric
 
     @functools.cached_property
-    def _regex(self) -> re.Pattern[str] | None:
-        try:
+    def _expression(self) -> Any:
+        """What is compiled: JMESPath, which avg(a.b) is rather than a group without a number; else a pattern."""
+        with contextlib.suppress(JMESPathError):
+            return jmespath.compile(self.pattern)
+        with contextlib.suppress(re.error):
             found = re.compile(self.pattern, re.MULTILINE)
-        except re.error:
-            return None
-        # avg(a.b) is both, and its group would hold no number.
-        is_path = not isinstance(_compile_path(self.pattern), JMESPathError)
-        return found if found.groups == 1 and not is_path else None
+            return found if found.groups == 1 else None
+        return None
 
     @property
     def counted(self) -> str:
@@ -98,18 +95,15 @@ class ProgramMetric:
 
     @property
     def title(self) -> str:
-        """Its name as the head of a column: a user's as it is."""
         return self.name if self.pattern else self.name.capitalize()
 
     @property
     def per(self) -> str:
         """What an energy is for: what it counts, or what takes the time."""
-        own = {TIME: "run", LATENCY: "inference"}
-        return self.counted or own.get(self, self.name)
+        return self.counted or {TIME: "run", LATENCY: "inference"}.get(self, self.name)
 
     @property
     def at_most(self) -> str:
-        """How a longest time is said."""
         return "at least" if self.counted else "at most"
 
     def scale(self, seconds: Iterable[float]) -> Scale:
@@ -124,22 +118,19 @@ class ProgramMetric:
         """Return the number in a run's output. Raises PermanentError with the output's end where there is none."""
         out, err = (text.decode(errors="replace") for text in (stdout, stderr))
         found = self._find(out, err)
-        try:
-            value = math.nan if isinstance(found, bool) else float(found)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if math.isfinite(value) and value > 0:
-            return value
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(found, bool) and 0 < (value := float(found)) < math.inf:
+                return value
         what = "is missing in the output" if found is None else f"is {str(found)[:80]!r}, not a number above 0"
-        end = (out.strip() or err.strip())[-QUOTED:]
+        end = (out.strip() or err.strip())[-_QUOTED:]
         raise PermanentError(f"the metric {self.name} {what}", f"The output ends: {end}" if end else "It is empty.")
 
     def _find(self, out: str, err: str) -> Any:
-        if self._regex is not None:
-            matches = [*self._regex.finditer(out)] or [*self._regex.finditer(err)]
+        if isinstance(self._expression, re.Pattern):
+            matches = [*self._expression.finditer(out)] or [*self._expression.finditer(err)]
             return matches[-1][1] if matches else None
         try:
-            return _compile_path(self.pattern).search(_read_json(out))
+            return self._expression.search(_read_json(out))
         except JMESPathError as error:
             return str(error)
 
@@ -173,20 +164,11 @@ def read_runs(
     return {TIME.name: list(latency_s)} | found
 
 
-def _compile_path(text: str) -> Any:
-    """Return a compiled JMESPath, or the error."""
-    try:
-        return jmespath.compile(text)
-    except JMESPathError as error:
-        return error
-
-
 def _read_json(text: str) -> Any:
     """Read JSON, or the lines of a text that are JSON objects or lists; None for neither."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        found = []
+    found = []
     for line in text.splitlines():
         # Others are of a log, or cut where an output was too long.
         with contextlib.suppress(ValueError, RecursionError):
@@ -222,7 +204,6 @@ class Limit:
         return cls(metric.name, value, metric.unit, at_least)
 
     def keeps(self, value: float) -> bool:
-        """Whether a value keeps it."""
         return value >= self.value if self.at_least else value <= self.value
 
     def __str__(self) -> str:

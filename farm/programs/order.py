@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import math
 import pathlib
 import re
@@ -72,16 +71,12 @@ class ProgramOrder:
         """The command as typed, on one line."""
         return " ".join(self.command.split())
 
-    @property
-    def origin(self) -> str:
-        """The command, in place of a model's file."""
-        return self.command
+    origin = name  # a model's is its file
 
     @functools.cached_property
     def sha256(self) -> str:
         """The digest of the command and the files' contents."""
-        made_of = [self.command, self.in_shell, sorted(self.digests.items())]
-        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+        return hashlib.sha256(repr([self.command, self.in_shell, sorted(self.digests.items())]).encode()).hexdigest()
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -94,10 +89,11 @@ class ProgramOrder:
         found: dict[str, npt.NDArray[np.uint8]] = {}
         for path in map(pathlib.Path, self.files):
             try:
-                size = path.stat().st_size if path.is_file() else None
-                if size is None:
+                if not path.is_file():
                     raise UsageError(f"--file {path}: there is no such file")
-                if size > _MOST_BYTES:
+                if path.name in found:
+                    raise UsageError(f"--file {path}: two files have this name", "They lie in one folder on the board.")
+                if (size := path.stat().st_size) > _MOST_BYTES:
                     raise UsageError(
                         f"--file {path} has {format_bytes(size)}; at most {format_bytes(_MOST_BYTES)} are sent",
                         "Copy it to the board, and give its path there in --program.",
@@ -164,15 +160,10 @@ class ProgramOrder:
         given = {name for settings in self.list_settings().values() for name in settings}
         used = {match[2] for match in _PLACE.finditer(self.command) if match[2]}
         if unknown := sorted(used - given):
-            raise UsageError(
-                f"--program has {{{unknown[0]}}}, which no --vary gives",
-                f"--vary '{unknown[0]}=1,2'; {{{{{unknown[0]}}}}} stands for the text {{{unknown[0]}}} itself.",
-            )
+            hint = f"{{{{{unknown[0]}}}}} stands for the text {{{unknown[0]}}} itself."
+            raise UsageError(f"--program has {{{unknown[0]}}}, which no --vary gives", hint)
         if unused := sorted(given - used):
             raise UsageError(f"--vary {unused[0]}: --program does not use {{{unused[0]}}}")
-        names = [pathlib.Path(path).name for path in self.files]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise UsageError(f"--file: two files have the name {twice.pop()!r}", "They lie in one folder on the board.")
 
     def _read_arguments(self, settings: Settings) -> list[str]:
         """Return the argument list. Raises UsageError for one that cannot run on any board."""

@@ -99,7 +99,9 @@ def plan_front(document: Document, looks: Sequence[Look], suffix: str = "", far:
     references = []
     if goal["deadline_s"]:
         at = time.convert(goal["deadline_s"])
-        references.append(Reference(charts.RED, f"deadline {time.text(goal['deadline_s'])}", x=at))
+        references.append(
+            Reference(charts.RED, f"{'at least' if time.inverse else 'deadline'} {time.text(goal['deadline_s'])}", x=at)
+        )
     if goal["max_power_w"] and not time.inverse:
         slope = goal["max_power_w"] / time.factor * energy.factor
         references.append(Reference(charts.RED, f"at most {goal['max_power_w']:g} W", slope=slope))
@@ -203,7 +205,7 @@ def _plan_clock(
         )
         for quantity, label, scale in quantities
     )
-    told = " and ".join([label for _, label, _ in quantities][:2]).capitalize()
+    told = " and ".join([metric.title, *(label for _, label, _ in quantities[1:2])])
     variants = " and ".join(look.name for look, _ in slices)
     caption = f"{told} over the clock of {name}: {variants}"
     height = 0.55 + 1.75 * len(panels)

@@ -83,7 +83,7 @@ def describe_period(pick: Mapping[str, Any]) -> str:
     if not period:
         return ""
     joule = units.joule_scale([period["input_j"]])
-    told = f"With an inference every {units.format_latency(period['period_s'])} the mean power is "
+    told = f"With one every {units.format_latency(period['period_s'])} the mean power is "
     told += f"{units.WATT.text(period['mean_power_w']['value'])}: {joule.text(period['input_j'])} per input, "
     told += f"{units.format_number(period['hours_50_wh'])} hours on 50 Wh."
     if missed:

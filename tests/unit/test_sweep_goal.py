@@ -130,7 +130,7 @@ def test_where_nothing_fits_each_limit_has_its_own_nearest_point() -> None:
         FAST: Combined(FAST, estimate(0.015), estimate(7.0), estimate(0.105)),
     }
     told = _explain(points, Goal(deadline_s=0.01, max_power_w=1.0))
-    assert f"the fastest takes 15 ms ({FAST}), the most frugal draws 2 W ({SLOW})" in told
+    assert f"the fastest takes 15.0 ms ({FAST}), the most frugal draws 2 W ({SLOW})" in told
     told = _explain(points, Goal(max_power_w=1.0))
     assert "fastest" not in told
 

@@ -107,7 +107,8 @@ def find_series(document: Mapping[str, Any], named: str | None) -> list[dict[str
     """Return the series that `tuned`, `x4` or `tuned x4` names; None: all. Raises UsageError where there is none."""
     parts = re.fullmatch(r"(.*?)\s*(?:x(\d{1,9}))?", (named or "").strip())
     variant, batch = parts.groups() if parts else ("", None)
-    found = [
+    exact = [each for each in document["series"] if each["variant"] == named]  # as `size=x4` of a program
+    found = exact or [
         each for each in document["series"] if variant in ("", each["variant"]) and batch in (None, str(each["batch"]))
     ]
     if not found:

@@ -13,7 +13,6 @@ import numpy as np
 
 from farm.errors import UsageError
 from farm.points.values import Z95, Estimate, Goal, Objective
-from farm.programs.metrics import ProgramMetric
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.fit.terms import Floats
 
@@ -218,9 +217,9 @@ def _explain(combined: Mapping[str, Combined], goal: Goal, points: Sequence[Meas
     if goal.latest_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
         shown = goal.metric
-        limits.append(f"a {what}{shown.name} of {shown.at_most} {_format(goal.latest_s, shown)}")
+        limits.append(f"a {what}{shown.name} of {shown.at_most} {shown.format(goal.latest_s)}")
         key = min(combined, key=lambda key: combined[key].latency.value)
-        nearest.append(f"the fastest takes {_format(combined[key].latency.value, shown)} ({key})")
+        nearest.append(f"the fastest takes {shown.format(combined[key].latency.value)} ({key})")
         if goal.period_s is not None and (over_s := combined[key].latency.high - goal.period_s) > 0:
             nearest.append(f"the period is {over_s * 1e3:.3g} ms too short for its interval")
     if goal.max_power_w is not None:
@@ -236,10 +235,6 @@ def _explain(combined: Mapping[str, Combined], goal: Goal, points: Sequence[Meas
             key = (max if limit.at_least else min)(known, key=known.__getitem__)
             nearest.append(f"the nearest {limit.metric} is {known[key]:.4g} {limit.unit} ({key})")
     return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(nearest)}"
-
-
-def _format(seconds: float, metric: ProgramMetric) -> str:
-    return f"{1 / seconds:.4g} {metric.unit}" if metric.counted else f"{seconds * 1e3:.4g} ms"
 
 
 def front_rows(latency: Floats, cost: Floats) -> list[int]:

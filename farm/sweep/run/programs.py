@@ -28,7 +28,7 @@ from farm.models.lengths import set_batch
 from farm.models.source import ModelSource
 from farm.points.values import Estimate, PointMeasurement
 from farm.programs.metrics import LATENCY, ProgramMetric, read_runs
-from farm.programs.order import ProgramOrder
+from farm.programs.order import PROGRAM, ProgramOrder
 from farm.search.gpus import device_of
 from farm.selection.decision import describe_imported
 from farm.values import DEFAULT_POINT
@@ -62,14 +62,10 @@ class SweepProgram:
         return (self.variant, self.batch)
 
     @property
-    def objective(self) -> ProgramMetric:
-        """What its latency is."""
-        return self.metrics[0]
-
-    @property
     def title(self) -> str:
         """What it is, for messages."""
-        return f"the program ({self.variant})" if self.command else f"the {self.variant} model"
+        own = "the program" + (f" with {self.variant}" if self.variant != PROGRAM else "")
+        return own if self.command else f"the {self.variant} model"
 
     def fit(self, spec: RunSpec) -> RunSpec:
         """Return a spec, which is for a model on the CPU, for this program and its device."""
@@ -84,17 +80,17 @@ class SweepProgram:
 
         Raises PermanentError where a run lacks a metric.
         """
-        if self.command is None:
+        if self.command is None or not outcome.latency_s:
             return outcome, {}
         found = read_runs(self.metrics, outcome.latency_s, outputs, outcome.details.stretch if outcome.details else 1.0)
-        seconds = tuple(map(self.objective.to_seconds, found[self.objective.name]))
-        medians = {name: statistics.median(values) for name, values in found.items() if values}
+        seconds = tuple(map(self.metrics[0].to_seconds, found[self.metrics[0].name]))
+        medians = {name: statistics.median(values) for name, values in found.items()}
         return dataclasses.replace(outcome, latency_s=seconds), medians
 
     def convert(self, visit: PointMeasurement, medians: Mapping[str, float]) -> PointMeasurement:
         """Return a visit with these metrics, its energies not of a run but of what the objective counts or times."""
         ratio = 1.0
-        if visit.power and visit.energy and self.objective.pattern:
+        if visit.power and visit.energy and self.metrics[0].pattern:
             ratio = visit.power.value * visit.latency.value / visit.energy.value
         energies = {
             name: each and Estimate(each.value * ratio, each.low * ratio, each.high * ratio)

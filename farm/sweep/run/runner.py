@@ -112,9 +112,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     wanted = SweepOrder.from_dict(request)
     source = _resolve(wanted, origin.removeprefix(ZOO))
     if source.sha256 != row.model_sha256:
-        raise UsageError(
-            f"{source.origin} is not the same any more as sweep {sweep} was begun with", "Begin a new sweep."
-        )
+        raise UsageError(f"{source.origin} is not the same any more as when sweep {sweep} began", "Begin a new sweep.")
     board_type = require_board_type(row.board_type)
     if goal is not None:
         wanted = dataclasses.replace(wanted, budget_points=None)

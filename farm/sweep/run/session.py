@@ -254,12 +254,11 @@ class SweepSession:
             outcome, arrays = self._crew.call(self.first.run(own, program.library, program.inputs))
             if not outcome.latency_s or outcome.status is Status.CRASHED:
                 raise PermanentError(
-                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}",
-                    visits.quote_output(outcome),
+                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}"
                 )
             program.read(outcome, arrays)
-            # Of a program between two of its lines, the whole.
-            found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s / (own.runs + own.warmup)))
+            # A program takes longer than what is measured between two of its lines.
+            found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s if program.command else 0.0))
             if program.command is None:
                 outputs[series] = list(arrays.values())
         for text in programs.require_equal_outputs(outputs):

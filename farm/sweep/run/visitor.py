@@ -22,7 +22,7 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 from farm.sweep.run.programs import SweepProgram
-from farm.units import format_duration
+from farm.units import format_duration, joule_scale
 
 # Losses in a row that end a board's part in the sweep.
 _MAX_LOSSES = 3
@@ -196,7 +196,7 @@ class Visitor:
             outcome=outcome.to_dict(),
         )
         self._conductor.add(series, measurement)
-        metric = self._orders.programs[series].objective
+        metric = self._orders.programs[series].metrics[0]
         self._orders.say(self._orders.progress.count(describe_visit(series, measurement, metric)))
 
 
@@ -204,16 +204,10 @@ def describe_visit(series: Series, measurement: PointMeasurement, metric: Progra
     """Describe a visit in one line."""
     variant, batch = series
     name = f"{variant} x{batch}" if batch > 1 else variant
-    latency_s = measurement.latency.value
-    latency = f"{metric.name} {metric.format(latency_s)}" if metric.counted else _scaled(latency_s, "s")
-    words = [f"{measurement.key}: {name} {latency}"]
+    words = [f"{measurement.key}: {name} {metric.format(measurement.latency.value)}"]
     if measurement.power is not None:
         words.append(f"{measurement.power.value:.3g} W")
     if measurement.energy is not None:
-        words.append(_scaled(measurement.energy.value, "J"))
+        words.append(joule_scale([measurement.energy.value]).text(measurement.energy.value))
     text = ", ".join(words)
     return f"{text}; does not count: {measurement.invalid}" if measurement.invalid else text
-
-
-def _scaled(value: float, unit: str) -> str:
-    return f"{value:.4g} {unit}" if value >= 1 else f"{value * 1e3:.4g} m{unit}"
