@@ -117,19 +117,19 @@ def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, l
 
 
 def _measure(run: Callable[[int], float], number: int, calls_beside: int, host_cores: int) -> Work:
-    before = _read_cpu_s()
+    cpu_s, own_s, programs_s = time.process_time(), time.thread_time(), _read_programs_s()
     host_s = run(number)
     calls = number + calls_beside
+    programs_s = _read_programs_s() - programs_s
     # The calling thread's own CPU time if less: beside busy programs it waits for a core and for its helpers.
-    own_s, cpu_s = ((after - earlier) / calls for after, earlier in zip(_read_cpu_s(), before, strict=True))
-    return split_work(min(host_s, own_s), cpu_s, host_cores)
+    own_s = (time.thread_time() - own_s + programs_s) / calls
+    return split_work(min(host_s, own_s), (time.process_time() - cpu_s + programs_s) / calls, host_cores)
 
 
-def _read_cpu_s() -> tuple[float, float]:
-    """The CPU time of this thread and of this process, each with that of the programs it ran to their end, in s."""
+def _read_programs_s() -> float:
+    """The CPU time of the programs that this process ran to their end, in s."""
     ran = resource.getrusage(resource.RUSAGE_CHILDREN)
-    programs_s = ran.ru_utime + ran.ru_stime
-    return time.thread_time() + programs_s, time.process_time() + programs_s
+    return ran.ru_utime + ran.ru_stime
 
 
 def split_work(host_s: float, cpu_s: float, host_cores: int) -> Work:
