@@ -46,7 +46,7 @@ help:
 	@echo "make generated    write JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
-	@echo "make bench-pictures  those of docs/howto/compare-engines.md, in a home of their own"
+	@echo "make bench-pictures  those of benches and programs, in a home of their own"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
 	@echo "make images       images of coordinator, builder and agent, with buildah, podman or docker"
 	@echo "make sbom         dist/sbom.cdx.json: all pinned packages of .venv with their licences"
@@ -184,12 +184,16 @@ docs: build/docs/packages
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
 
-# The first needs PyTorch as well; ARGS names one of runs, batches.
+# The first needs PyTorch as well; ARGS names one of runs, batches, program.
 bench-pictures: setup
 	@set -e; out=build/pictures; export FARM_HOME=$$PWD/$$out/home; farm=$(BIN)/farm; mkdir -p $$FARM_HOME; \
-	for name in $(or $(ARGS),runs batches); do case $$name in \
+	for name in $(or $(ARGS),runs batches program); do case $$name in \
 	runs) FARM_MODEL_RUNS=40 $$farm model bench squeezenet1.1 --against onnxruntime,ncnn,pytorch,rule,untuned --out $$out; \
 		cp $$out/runs-squeezenet1.1.png docs/images/bench-runs.png;; \
+	program) $$farm board add sim-nano --virtual jetson-nano; \
+		sed -n '/spin.c/,/^gcc/p' docs/howto/sweep-any-program.md | (cd $$out && sh -e); \
+		$$farm sweep run --program './spin 20' --file $$out/spin --board sim-nano --exhaustive --out $$out; \
+		cp $$out/clock-a57.png docs/images/program-clocks.png;; \
 	batches) $$farm model bench squeezenet1.1 --batch 1,2,4,8 --against onnxruntime --out $$out; \
 		cp $$out/batches-squeezenet1.1.png docs/images/bench-batches.png;; \
 	esac; done

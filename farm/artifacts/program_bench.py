@@ -45,8 +45,9 @@ def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
     if why := timed.missing.get(order.name):
         raise PermanentError(f"{order.name} does not run on {board.name}: {why}")
     outcome, samples = timed.outcomes[order.name], timed.samples[order.name]
-    outputs = {f"{index:06}": array for index, array in enumerate(timed.outputs[order.name])}
-    found = read_runs(order.read_metrics(), samples, outputs)
+    outputs = {str(index): array for index, array in enumerate(timed.outputs[order.name])}
+    stretch = outcome.details.stretch if outcome.details else 1.0
+    found = read_runs(order.read_metrics(), samples, outputs, stretch)
     energy_j, power_w = read_energy(outcome)
     total = outcome.energy.busy.total if outcome.energy else None
     details = timed.describe_details(order.name)

@@ -25,6 +25,8 @@ def home() -> Iterator[Home]:
         home.remove_hostile_modules()
         (home.path / "docs").symlink_to(ROOT / "docs")
         assert home.run("board", "add", "nano", "--virtual", "jetson-nano").code == 0
+        real = ("--board-type", "jetson-nano", "--ssh", "farm@192.0.2.7")
+        assert home.run("board", "add", "real", *real).code == 0
         assert home.run("up").code == 0
         yield home
         assert home.run("down").code == 0
@@ -58,11 +60,11 @@ def test_a_c_program(home: Home) -> None:
 
 
 def test_a_python_script(home: Home) -> None:
-    """Each setting is a series, with the rate as its metric."""
+    """Its rate is read, between two lines of its output; each setting is a series of the sweep."""
     done = follow(home, read_block("A Python script"))
     assert done.returncode == 0, done.stderr
     assert "fps" in done.stdout
-    assert {"size=20000", "size=40000"} <= set(done.stdout.splitlines())
+    assert {"size=50000", "size=100000"} <= set(done.stdout.splitlines())
 
 
 def test_llama_cpp(home: Home) -> None:
@@ -77,7 +79,7 @@ def test_llama_cpp(home: Home) -> None:
 
 
 def bench(home: Home, *words: str) -> Done:
-    return home.run("program", "bench", *words, "--board", "nano", "--json")
+    return home.run("program", "bench", "--board", "nano", "--json", *words)
 
 
 def test_what_ran_is_recorded(home: Home) -> None:
@@ -93,9 +95,9 @@ def test_what_ran_is_recorded(home: Home) -> None:
     assert len(document.files["rate.py"]) == 64
     assert (document.exit_status, document.output, document.clocks) == (0, '{"rate": 12.5}', "a57=921.6MHz")
     [metric] = document.metrics
-    assert metric.median == metric.ci_low == 12.5
+    assert metric.ci_low <= metric.median < 12.5  # the board takes longer than this machine
     assert document.power_w is not None
-    assert metric.per_unit_j == pytest.approx(document.power_w / 12.5)
+    assert metric.per_unit_j == pytest.approx(document.power_w / metric.median)
     assert document.energy_j == pytest.approx(document.power_w * document.latency_s["mean"], rel=0.1)
     assert document.board["watts"].startswith("watts ")
     [kept, *_] = home.run("result", "list", "--kind", "program", "--json").json()
@@ -112,12 +114,12 @@ def test_what_ran_is_recorded(home: Home) -> None:
         (("echo 1", "--metric", "r=rate, more, tok/s"), 1, "the metric r is missing"),
         (("echo 1", "--metric", "r=rate, more"), 2, "NAME=EXPRESSION"),
         (("echo 1", "--from", "start"), 1, "no line of the output has 'start'"),
-        (("./arm", "--file", "arm"), 2, "is for armv7l, and the board is aarch64 or x86_64"),
+        (("./x86", "--file", "x86", "--board", "real"), 2, "x86 is for x86_64, and the board is aarch64"),
     ],
 )
 def test_bad_programs(home: Home, words: tuple[str, ...], code: int, said: str) -> None:
     """One error each, which names the page; nothing on stdout."""
-    (home.path / "arm").write_bytes(b"\x7fELF\1\1" + bytes(12) + (40).to_bytes(2, "little") + bytes(40))
+    (home.path / "x86").write_bytes(b"\x7fELF\2\1" + bytes(12) + (62).to_bytes(2, "little") + bytes(44))
     done = bench(home, *words)
     assert (done.code, done.out) == (code, ""), done.err
     assert said in done.err
