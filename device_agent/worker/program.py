@@ -26,7 +26,7 @@ from device_agent import processes
 from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import Command, Outcome, RunDetails, RunSpec, Status
 from device_agent.worker import limits
-from device_agent.worker.plan import LoadError, Plan
+from device_agent.worker.plan import HostPace, LoadError, Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +43,10 @@ _MOST_SENT = 500
 _MOST_DISK_BYTES = 4 << 30
 # How often processes, memory and disk are looked at: a run writes little and forks few times within.
 _LOOK_S = 0.05
+# A virtual board's programs go first on this machine, whose other work is none of the board's.
+_VIRTUAL_NICENESS = -10
+# More runs of a virtual board's program, for what it prints: in number, and together in s.
+_LIVE_RUNS, _LIVE_S = 5, 1.0
 # Of the output that outcomes keep, the start and the end.
 _SHOWN = 1024
 
@@ -82,6 +86,9 @@ def run(
     assert spec.command is not None
     processes.become_subreaper()
     processes.forgo_privileges()
+    if not isinstance(plan.pace, HostPace):
+        with contextlib.suppress(OSError):  # only root may
+            os.nice(_VIRTUAL_NICENESS)
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -324,11 +331,21 @@ class _Runs:
         self._plan.pace.settle()
         self.first_s = self.first_s or wall_s
         ran = self.latest
+        if ran is not before and self._spec.return_outputs and not isinstance(self._plan.pace, HostPace):
+            ran = self._run_undisturbed(ran)
         # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
         start_s = now_s if ran is before else ran.board_s
         self.stretch = wall_s / (ran.exited_s - ran.started_s)
         began_s, ended_s = (start_s + (at_s - ran.started_s) * self.stretch for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)
+
+    def _run_undisturbed(self, ran: _Run) -> _Run:
+        """Return the quickest of a few runs: what a virtual board's program prints was disturbed by this machine."""
+        for _ in range(min(_LIVE_RUNS, int(_LIVE_S / (ran.exited_s - ran.started_s)))):
+            self._call(1)
+            ran = min(ran, self.latest, key=lambda each: each.exited_s - each.started_s)
+        self.latest = ran
+        return ran
 
     def _call(self, calls: int) -> float:
         """Run the program `calls` times; return the mean of their wall times in s."""

@@ -160,7 +160,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     else:
         number = document["sweep"]
         output.say(f"`farm sweep show {number} --out DIR` writes the page, `farm sweep export {number}` the setting")
-    if any(series["pick"] for series in document["series"]):
+    if any(series["pick"] for series in document["series"]) and not document["metrics"]:
         output.say("`farm campaign run FILE` with the pick under `operating_points` finds the schedules best there")
 
 

@@ -169,8 +169,8 @@ def _read_json(text: str) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     found = []
-    for line in text.splitlines():
-        # Others are of a log, or cut where an output was too long.
+    # Other lines are of a log, or cut where an output was too long.
+    for line in filter(re.compile(r"\s*[{[]").match, text.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(line))
     return found or None

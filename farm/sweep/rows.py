@@ -138,6 +138,11 @@ def list_others(document: Document) -> list[tuple[str, str]]:
     return [each for each in document["metrics"].items() if each[0] != read_metric(document["goal"]).name]
 
 
+def keeps_metrics(row: Row, goal: Mapping[str, Any]) -> bool:
+    """Whether a program's metrics but the objective keep their limits."""
+    return all(Limit(**each).keeps(row["metrics"].get(each["metric"], math.nan)) for each in goal.get("limits", ()))
+
+
 def has_energy(document: Document) -> bool:
     """Whether the board had a power sensor, as far as the rows show."""
     return any(row["energy_j"] for series in document["series"] for row in series["rows"])

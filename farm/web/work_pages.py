@@ -349,6 +349,7 @@ def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
                 "cost": row["objective"],
             }
             for row in sweep_rows.measured(series)
+            if sweep_rows.keeps_metrics(row, document["goal"])
             if row["objective"] and (not row["period"] or row["latency_s"]["high"] <= row["period"]["period_s"])
         ]
         for series in document["series"]

@@ -87,7 +87,7 @@ def test_what_no_board_can_run_is_refused(command: str, others: dict[str, Any], 
 
 
 def test_files_are_there_small_and_for_the_board(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file for another processor is told before a board is taken, as is one that is missing or too large."""
+    """A file for another processor is refused before a board is taken, as is one that is missing or too large."""
     arm, x86 = write_elf(tmp_path / "arm", 183), write_elf(tmp_path / "x86", 62)
     ProgramOrder("arm", (arm, write_elf(tmp_path / "cubin", 190))).require_architecture({"aarch64"})
     ProgramOrder("x86", (arm, x86)).require_architecture({"aarch64", "x86_64"})

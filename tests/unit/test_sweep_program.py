@@ -62,7 +62,7 @@ def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def test_a_run_is_told_in_terms_of_its_objective() -> None:
+def test_a_run_is_in_terms_of_its_objective() -> None:
     """A rate is fitted as its reciprocal, and energy is for each thing counted; of a run's time, for a run."""
     [timed], [first, second] = list_programs(ProgramOrder("/bin/llm"), "cpu"), list_programs(PROGRAM, "gpu")
     spec = first.fit(visits.plan_visit(visits.Window(5.0), 2.0, 4, 1))

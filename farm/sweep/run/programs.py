@@ -69,11 +69,9 @@ class SweepProgram:
 
     def fit(self, spec: RunSpec) -> RunSpec:
         """Return a spec, which is for a model on the CPU, for this program and its device."""
-        if self.command is None:
-            return dataclasses.replace(spec, device=self.device)
-        return dataclasses.replace(
-            spec, engine=Engine.PROGRAM, command=self.command, device=self.device, return_outputs=True
-        )
+        if self.command is not None:
+            spec = dataclasses.replace(spec, engine=Engine.PROGRAM, command=self.command, return_outputs=True)
+        return dataclasses.replace(spec, device=self.device)
 
     def read(self, outcome: Outcome, outputs: Arrays) -> tuple[Outcome, dict[str, float]]:
         """Return an outcome with the objective, in s, as latency, and the medians of all metrics; a model's as it is.
@@ -102,15 +100,12 @@ class SweepProgram:
 def list_programs(order: ProgramOrder, device: str) -> list[SweepProgram]:
     """Return a program for each series of settings. Raises UsageError."""
     sent = "".join(f"; {name} is {digest}" for name, digest in order.digests.items())
-    commands = {name: order.to_command(settings) for name, settings in order.list_settings().items()}
-    return [
-        SweepProgram(
-            *(name, 1, b"", dict(order.contents), shlex.join(command.arguments) + sent, device),
-            command=command,
-            metrics=order.read_metrics(),
-        )
-        for name, command in commands.items()
-    ]
+    found, metrics = [], order.read_metrics()
+    for name, settings in order.list_settings().items():
+        command = order.to_command(settings)
+        about = shlex.join(command.arguments) + sent
+        found.append(SweepProgram(name, 1, b"", dict(order.contents), about, device, "", command, metrics))
+    return found
 
 
 def read_variants(text: str) -> tuple[str, ...]:

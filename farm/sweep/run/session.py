@@ -253,9 +253,10 @@ class SweepSession:
             own = program.fit(spec if program.command is None else dataclasses.replace(spec, runs=1, warmup=0))
             outcome, arrays = self._crew.call(self.first.run(own, program.library, program.inputs))
             if not outcome.latency_s or outcome.status is Status.CRASHED:
-                raise PermanentError(
-                    f"{program.title} does not run on {self.first.name}: {outcome.status} {outcome.message}"
-                )
+                why = f"{outcome.status} {outcome.message}"
+                hint = f"FARM_MODEL_TIMEOUT_S={4 * settings.model_timeout_s:g} gives its first run more time."
+                late = outcome.status is Status.RUN_TIMEOUT
+                raise PermanentError(f"{program.title} does not run on {self.first.name}: {why}", hint if late else "")
             program.read(outcome, arrays)
             # A program takes longer than what is measured between two of its lines.
             found[series] = (anchor, max(*outcome.latency_s, outcome.timing_s if program.command else 0.0))
