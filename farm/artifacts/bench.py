@@ -33,7 +33,7 @@ from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UnavailableError, UsageError
-from farm.inventory.board_types import BoardType, describe_watts
+from farm.inventory.board_types import BoardType
 from farm.models import tflite
 from farm.models.inputs import make_inputs
 from farm.processes.jobs import compile_in_subprocess
@@ -168,12 +168,7 @@ def bench(
     memory_bytes = min(about.memory_bytes // instances, limits.memory_bytes)
     greatest = {name: find_greatest_batch(known, memory_bytes) for name, known in needs.items()}
     document = {
-        "board": {
-            "name": board.name,
-            "type": about.board_type,
-            "simulated": about.simulated,
-            "watts": describe_watts(about.board_type) if about.simulated else "",
-        },
+        "board": board.describe(),
         "operating_point": board.point,
         "threads": limits.threads,
         "instances": instances,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, PinReport, Status
 from farm.artifacts.artifact_folder import list_model_options, list_options, to_name
@@ -17,7 +18,7 @@ from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
 from farm.gpu import code as gpu_code
 from farm.gpu.code import find_newest, is_newer
-from farm.inventory.board_types import BoardType, require_board_type
+from farm.inventory.board_types import BoardType, describe_watts, require_board_type
 from farm.points.grid import find_online
 from farm.points.values import format_clocks
 from farm.settings import Settings
@@ -45,6 +46,12 @@ class HeldForModels:
     def name(self) -> str:
         """The board's name."""
         return self.description.name
+
+    def describe(self) -> dict[str, Any]:
+        """Return the board for a document; `watts` says how well those of a simulated one are known."""
+        about = self.description
+        watts = describe_watts(about.board_type) if about.simulated else ""
+        return {"name": self.name, "type": about.board_type, "simulated": about.simulated, "watts": watts}
 
     def pin(self, point: OperatingPoint, called: str) -> None:
         """Pin its clocks until the board is released. Raises the errors of `DrivenBoard.pin`."""

@@ -12,9 +12,8 @@ from farm.artifacts.on_board import HeldForModels, find_board
 from farm.artifacts.timing import Turns, Variant
 from farm.crew.visits import plan_window, read_temperature_c
 from farm.errors import PermanentError
-from farm.inventory.board_types import describe_watts
 from farm.measure.statistics import summarise
-from farm.programs.metrics import ProgramMetric, read_runs
+from farm.programs.metrics import TIME, ProgramMetric, read_runs
 from farm.programs.order import ProgramOrder
 from farm.store import Store
 from farm.types.documents import MetricSummary, ProgramBench
@@ -37,28 +36,21 @@ def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
     Raises PermanentError where it does not run, or a run lacks a metric; UsageError as `ProgramOrder`.
     """
     [settings, *_] = order.list_settings().values()
-    command, about = order.to_command(settings), board.description
+    command, about, name = order.to_command(settings), board.description, order.name
     limits, energy = board.limits(board.cores), plan_window(about, _WINDOW_S).to_energy()
-    variant = Variant(order.name, Engine.PROGRAM, b"", order.contents, command=command)
-    turns = Turns([variant], runs, limits, rounds=1, warmup=_WARMUP_RUNS, energy=energy)
-    timed = turns.run_all(board.run)
-    if why := timed.missing.get(order.name):
-        raise PermanentError(f"{order.name} does not run on {board.name}: {why}")
-    outcome, samples = timed.outcomes[order.name], timed.samples[order.name]
-    outputs = {str(index): array for index, array in enumerate(timed.outputs[order.name])}
+    variant = Variant(name, Engine.PROGRAM, b"", order.contents, command=command)
+    timed = Turns([variant], runs, limits, rounds=1, warmup=_WARMUP_RUNS, energy=energy).run_all(board.run)
+    if why := timed.missing.get(name):
+        raise PermanentError(f"{name} does not run on {board.name}: {why}")
+    outcome, samples, details = timed.outcomes[name], timed.samples[name], timed.describe_details(name)
+    outputs = {str(index): array for index, array in enumerate(timed.outputs[name])}
     stretch = outcome.details.stretch if outcome.details else 1.0
-    found = read_runs(order.read_metrics(), samples, outputs, stretch)
+    metrics = [metric for metric in order.read_metrics() if metric != TIME]
+    found = read_runs(metrics, samples, outputs, stretch)
     energy_j, power_w = read_energy(outcome)
     total = outcome.energy.busy.total if outcome.energy else None
-    details = timed.describe_details(order.name)
-    after = outcome.after.temperature_c if outcome.after else {}
     return ProgramBench(
-        board={
-            "name": board.name,
-            "type": about.board_type,
-            "simulated": about.simulated,
-            "watts": describe_watts(about.board_type) if about.simulated else "",
-        },
+        board=board.describe(),
         command=list(command.arguments),
         files=dict(command.files),
         sha256=order.sha256,
@@ -67,15 +59,15 @@ def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
         operating_point=board.point,
         clocks=board.read_clocks(outcome, GPU),
         threads=limits.threads or 0,
-        latency_s={name: float(value) for name, value in dataclasses.asdict(summarise(samples)).items()},
-        metrics=[_summarise(metric, found[metric.name], power_w) for metric in order.read_metrics()],
+        latency_s=dataclasses.asdict(summarise(samples)),
+        metrics=[_summarise(metric, found[metric.name], power_w) for metric in metrics],
         energy_j=energy_j,
-        energy_ci_j=_to_list(outcome.energy.per_call_ci_j if outcome.energy else None),
+        energy_ci_j=outcome.energy.per_call_ci_j if outcome.energy else None,
         power_w=power_w,
-        power_ci_w=_to_list(total.power_ci_w if total else None),
+        power_ci_w=total.power_ci_w if total else None,
         first_s=details["first_s"],
         peak_memory_bytes=details["peak_memory_bytes"],
-        temperature_c=read_temperature_c(after),
+        temperature_c=read_temperature_c(outcome.after.temperature_c if outcome.after else {}),
         doubt=timed.find_doubt(),
     )
 
@@ -83,14 +75,5 @@ def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
 def _summarise(metric: ProgramMetric, values: Sequence[float], power_w: float | None) -> MetricSummary:
     summary = summarise(values)
     per_unit_j = power_w * metric.to_seconds(summary.median) if power_w and metric.counted else None
-    return MetricSummary(
-        name=metric.name,
-        unit=metric.unit,
-        better=metric.better,
-        per_unit_j=per_unit_j,
-        **{name: getattr(summary, name) for name in ("count", "median", "ci_low", "ci_high", "min", "max")},
-    )
-
-
-def _to_list(interval: Sequence[float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
+    about = {"name": metric.name, "unit": metric.unit, "better": metric.better}
+    return MetricSummary(**about, summary=dataclasses.asdict(summary), per_unit_j=per_unit_j)

@@ -16,7 +16,7 @@ from farm.points import requests
 from farm.points import values as point_values
 from farm.programs.order import ProgramOrder
 from farm.types.documents import ProgramBench
-from farm.units import format_bytes, format_number
+from farm.units import format_bytes
 from farm.values import PROGRAM
 
 app = typer.Typer(help="Any program: its time, metrics, power and energy on a board.", no_args_is_help=True)
@@ -54,39 +54,38 @@ def bench(
         document = done.model_dump(mode="json")
         result_cli.keep(store, PROGRAM, document, model=order.name, board=done.board, device="cpu")
     yield document
-    _print(order, done)
+    _print(done)
 
 
-def _print(order: ProgramOrder, done: ProgramBench) -> None:
+def _print(done: ProgramBench) -> None:
     if done.doubt:
         output.say(f"do not rely on these times, {done.doubt}")
-    time = done.latency_s
-    rows = [("wall time", "s", time["median"], time["ci_low"], time["ci_high"], time["min"], time["max"])]
-    rows += [(m.name, m.unit, m.median, m.ci_low, m.ci_high, m.min, m.max) for m in done.metrics if order.metrics]
+    rows = [("wall time", "s", done.latency_s), *((each.name, each.unit, each.summary) for each in done.metrics)]
     tables.print_table(
         ("Metric", "Unit", "Median", "95 % CI", "Min", "Max"),
         [
-            (name, unit, f"{median:.4g}", f"{low:.4g} – {high:.4g}", f"{least:.4g}", f"{most:.4g}")
-            for name, unit, median, low, high, least, most in rows
+            (
+                name,
+                unit,
+                f"{s['median']:.4g}",
+                f"{s['ci_low']:.4g} – {s['ci_high']:.4g}",
+                f"{s['min']:.4g}",
+                f"{s['max']:.4g}",
+            )
+            for name, unit, s in rows
         ],
         left=(0, 1),
     )
-    output.say(*_say_power(done))
+    said = []
+    for value, interval, unit in ((done.power_w, done.power_ci_w, "W"), (done.energy_j, done.energy_ci_j, "J per run")):
+        if value is not None:
+            said.append(f"{value:.3g}{f' ({interval[0]:.3g} – {interval[1]:.3g})' if interval else ''} {unit}")
+    said += [f"{m.per_unit_j:.3g} J/{m.unit.partition('/')[0]} ({m.name})" for m in done.metrics if m.per_unit_j]
+    said = said or ["no power: the board has no sensor"]
+    said += [f"peak memory {format_bytes(done.peak_memory_bytes)}"] if done.peak_memory_bytes is not None else []
     board = done.board
     known = f" (simulated, {board['watts']}: nothing was measured on a real board)" if board["simulated"] else ""
     conditions = point_values.format_conditions(done.threads, done.clocks, done.operating_point)
     heat = "" if done.temperature_c is None else f", {done.temperature_c:.0f} °C after them"
-    output.say(f"{board['type']}/{board['name']}{known}: {time['count']:.0f} runs, {conditions}{heat}")
-
-
-def _say_power(done: ProgramBench) -> list[str]:
-    """Say power, energy and the peak of memory, as far as they are known."""
-    said = []
-    for value, interval, unit in ((done.power_w, done.power_ci_w, "W"), (done.energy_j, done.energy_ci_j, "J per run")):
-        if value is not None:
-            ends = f" ({' – '.join(map(format_number, interval))})" if interval else ""
-            said.append(f"{format_number(value)}{ends} {unit}")
-    said += [f"{m.per_unit_j:.4g} J/{m.unit.partition('/')[0]} ({m.name})" for m in done.metrics if m.per_unit_j]
-    said = said or ["no power: the board has no sensor"]
-    memory = done.peak_memory_bytes
-    return ["; ".join([*said, *([f"peak memory {format_bytes(memory)}"] if memory is not None else [])])]
+    about = f"{board['type']}/{board['name']}{known}: {done.latency_s['count']:.0f} runs, {conditions}{heat}"
+    output.say("; ".join(said), about)

@@ -334,20 +334,15 @@ class MetricSummary(Model):
     name: str
     unit: str
     better: str
-    count: int
-    median: float
-    ci_low: float
-    ci_high: float
-    min: float
-    max: float
+    summary: dict[str, float]
     per_unit_j: float | None
 
 
 class ProgramBench(Model):
     """`farm program bench --json`.
 
-    `latency_s` summarises the wall times, or those between --from and --until. `files` are SHA-256 by name; `output` is
-    the first and the last kilobyte of the last run. `watts` says how well a simulated board's are known.
+    `latency_s` summarises the wall times, or those between --from and --until; `metrics` has the others. `files` are
+    SHA-256 by name; `output` is the first and the last kilobyte of the last run.
     """
 
     board: dict[str, Any]
@@ -362,9 +357,9 @@ class ProgramBench(Model):
     latency_s: dict[str, float]
     metrics: list[MetricSummary]
     energy_j: float | None
-    energy_ci_j: list[float] | None
+    energy_ci_j: tuple[float, float] | None
     power_w: float | None
-    power_ci_w: list[float] | None
+    power_ci_w: tuple[float, float] | None
     first_s: float | None
     peak_memory_bytes: int | None
     temperature_c: float | None
