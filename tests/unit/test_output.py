@@ -10,13 +10,14 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from farm import errors
-from farm.cli import campaign, options, output, services
+from farm.cli import campaign, campaign_options, options, output, services
 from farm.cli.options import LATENCIES, read_duration_s
 from farm.crew.health import Kind
 from farm.processes import children
@@ -120,14 +121,14 @@ def test_examples_fit_what_is_asked_for() -> None:
     assert "10m" not in caught.value.hint
 
 
-def test_detaching_is_no_interruption(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ctrl-C while a campaign is watched says that it goes on, and nothing of trials that are kept."""
-    monkeypatch.setenv("FARM_HOME", str(tmp_path))
-    monkeypatch.setattr(campaign, "_follow", lambda *_: fail(KeyboardInterrupt()))
+def test_detaching_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while a running campaign is watched says that it goes on, and nothing of trials that are kept."""
+    monkeypatch.setattr(campaign, "_follow", lambda *_, more: fail(KeyboardInterrupt()))
+    engine: Any = types.SimpleNamespace(ensure=lambda: None)
+    store: Any = None
+    screen = campaign_options.CampaignScreen()
     with pytest.raises(SystemExit) as caught:
-        campaign.attach("c")
+        campaign._carry_out(engine, Settings(), store, "c", screen, detach=False, json=False, pauses=False)
     assert caught.value.code == 130
     said = capsys.readouterr().err
     assert "detached" in said
