@@ -179,7 +179,7 @@ class _Run:
     ) -> float:
         """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError.
 
-        `guard` is told the run's process group, 0 at its end.
+        `guard` receives the run's process group, 0 at its end.
         """
         room = _count_free(folder)
         try:
@@ -272,7 +272,7 @@ class _Run:
             raise RunError(Status.CRASHED, f"it filled the disk: {taken >> 20} of {room >> 20} free MiB, and was ended")
 
     def _end_all(self) -> None:
-        """End every process of the run that is left, whatever session it has moved to."""
+        """End every process of the run that is left, in any session."""
         assert self.process is not None
         processes.kill_group(self.process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
