@@ -10,13 +10,14 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from farm import errors
-from farm.cli import campaign, options, output, services
+from farm.cli import campaign, campaign_options, options, output, services
 from farm.cli.options import LATENCIES, read_duration_s
 from farm.crew.health import Kind
 from farm.processes import children
@@ -125,9 +126,11 @@ def test_detaching_is_no_interruption(
 ) -> None:
     """Ctrl-C while a campaign is watched says that it goes on, and nothing of trials that are kept."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
-    monkeypatch.setattr(campaign, "_follow", lambda *_: fail(KeyboardInterrupt()))
-    with pytest.raises(SystemExit) as caught:
-        campaign.attach("c")
+    monkeypatch.setattr(campaign, "_follow", lambda *_, **__: fail(KeyboardInterrupt()))
+    running: Any = types.SimpleNamespace(ensure=lambda: None)
+    settings, screen = Settings(home=str(tmp_path)), campaign_options.CampaignScreen()
+    with options.open_store(settings) as store, pytest.raises(SystemExit) as caught:
+        campaign._carry_out(running, settings, store, "c", screen, detach=False, json=False, pauses=False)
     assert caught.value.code == 130
     said = capsys.readouterr().err
     assert "detached" in said
