@@ -22,25 +22,6 @@ from device_agent import protocol
 
 SIZE = 64
 
-# Times fork + exit of a process as the agent's: TVM's runtime loaded, one thread.
-_FORK = """
-import json, os, statistics, time
-from device_agent import agent, processes, sysfs
-from device_agent.session import board
-from device_agent.session import session
-os.environ.update(agent._ENVIRONMENT)
-session.load_tvm(board.Board("bench", "local", "0", sysfs.FileTree()))
-def once():
-    started = time.perf_counter()
-    pid = processes.fork(lambda: None)
-    forked = time.perf_counter()
-    processes.reap(pid, time.monotonic() + 10)
-    return forked - started, time.perf_counter() - started
-times = [once() for _ in range(50)]
-print(json.dumps({"fork_ms": statistics.median(a for a, _ in times) * 1e3,
-                  "fork_and_exit_ms": statistics.median(b for _, b in times) * 1e3}))
-"""
-
 
 def build_library(folder: pathlib.Path) -> bytes:
     """A linked 64 x 64 matmul."""
@@ -140,10 +121,6 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
         padded = library.ljust(options.library_bytes, b"\0")  # to the size of a typical candidate
         figures = measure_overhead(tracker.port, "local/bench", padded, options.calls)
         figures["unpadded"] = measure_overhead(tracker.port, "local/bench", library, options.calls)
-        fork = subprocess.run(
-            [sys.executable, "-c", _FORK], cwd=_machine.ROOT, capture_output=True, text=True, check=True
-        )
-        figures |= {key: round(value, 3) for key, value in json.loads(fork.stdout).items()}
         figures["agent_resident_mb"] = round(
             psutil.Process(json.loads(ready.read_text())["pid"]).memory_info().rss / 1e6, 1
         )

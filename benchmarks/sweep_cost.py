@@ -4,7 +4,7 @@
 
 `--short` sweeps four clocks. The services are up before the command begins, as with `farm up`. One JSON document on
 stdout. Measuring is timing, idle baseline and window; the rest is pinning, loading, storing, deciding, and waiting for
-the sensor, which is also listed by itself.
+the sensor.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ import _machine
 
 FARM = pathlib.Path(sys.executable).with_name("farm")
 SHORT = "403.2,710.4,1036.8,1479"
-# As `device_agent/worker/plan.py` has it: a third of the margin before the idle baseline; before the other it is
-# timed.
-_MARGIN_PERIODS = 1.5 / 3
 
 
 def main() -> int:
@@ -67,7 +64,6 @@ def summarise(document: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The figures."""
     cost = document["cost"]
     visits = sum(row["visits"] for series in document["series"] for row in series["rows"])
-    delay_s = visits * find_delay_s(document)
     return {
         "state": document["state"],
         "points": document["grid"]["measured"],
@@ -77,19 +73,9 @@ def summarise(document: dict[str, Any], seconds: float) -> dict[str, Any]:
         "seconds_sweeping": document["seconds"],
         "seconds_measuring": cost["measuring_s"],
         "sensors": document["environment"]["sensors"],
-        "seconds_sensor_delay": delay_s,
         "seconds_pinning": cost["pinning_s"],
         "not_measuring_share_of_sweeping": 1 - cost["measuring_s"] / document["seconds"],
-        "not_measuring_nor_waiting_for_sensor_share": 1 - (cost["measuring_s"] + delay_s) / document["seconds"],
     }
-
-
-def find_delay_s(document: dict[str, Any]) -> float:
-    """What the sensor's delay adds to a visit: nothing where the board could not tell how often it has a new value."""
-    periods = [text.rpartition("every ")[2] for text in document["environment"]["sensors"] if "every" in text]
-    if not periods:
-        return 0.0
-    return _MARGIN_PERIODS * max(float(text.removesuffix(" ms")) for text in periods) / 1e3
 
 
 if __name__ == "__main__":

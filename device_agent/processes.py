@@ -170,9 +170,9 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
 
 
 def guard_group() -> Callable[[int], None]:
-    """Start a process that outlives this one if it is killed, and then ends the process group that it was told last.
+    """Start a process that outlives this one if it is killed, and then ends the last process group that it received.
 
-    Returns how to tell it: the group's leader, 0 for none. Cheaper than to start each program by `fork`.
+    Returns how to send it one: the group's leader, 0 for none. Cheaper than to start each program by `fork`.
     """
     reading, writing = os.pipe()
 
@@ -181,18 +181,18 @@ def guard_group() -> Callable[[int], None]:
         os.dup2(reading, 0)
         os.closerange(1, _MOST_FILES)
         leader = 0
-        while told := os.read(0, _PID.size):
-            (leader,) = _PID.unpack(told)
+        while received := os.read(0, _PID.size):
+            (leader,) = _PID.unpack(received)
         if leader:
             kill_group(leader)
 
     SPARED.add(fork(guard))
     os.close(reading)
 
-    def tell(leader: int) -> None:
+    def send(leader: int) -> None:
         os.write(writing, _PID.pack(leader))
 
-    return tell
+    return send
 
 
 def has_started_threads() -> bool:

@@ -179,7 +179,7 @@ class _Run:
     ) -> float:
         """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError.
 
-        `guard` is told the run's process group, 0 at its end.
+        `guard` receives the run's process group, 0 at its end.
         """
         room = _count_free(folder)
         try:
@@ -272,7 +272,7 @@ class _Run:
             raise RunError(Status.CRASHED, f"it filled the disk: {taken >> 20} of {room >> 20} free MiB, and was ended")
 
     def _end_all(self) -> None:
-        """End every process of the run that is left, whatever session it has moved to."""
+        """End every process of the run that is left, in any session."""
         assert self.process is not None
         processes.kill_group(self.process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -331,10 +331,11 @@ class _Runs:
         self._plan.pace.settle()
         self.first_s = self.first_s or wall_s
         ran = self.latest
-        if ran is not before and self._spec.return_outputs and not isinstance(self._plan.pace, HostPace):
+        is_real = isinstance(self._plan.pace, HostPace)
+        if ran is not before and self._spec.return_outputs and not is_real:
             ran = self._run_undisturbed(ran)
         # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
-        start_s = now_s if ran is before else ran.board_s
+        start_s = ran.board_s if is_real else now_s
         self.stretch = wall_s / (ran.exited_s - ran.started_s)
         began_s, ended_s = (start_s + (at_s - ran.started_s) * self.stretch for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)

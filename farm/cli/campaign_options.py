@@ -134,7 +134,10 @@ def read_limits(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, _, value = text.partition("=")
         try:
-            limits[name.strip().replace("-", "_")] = None if value.strip() == NONE else yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UsageError(f"{text!r} is no limit", "Limits are NAME=VALUE, such as trials=8000.") from error
+            known = yaml.safe_load(value)
+        except yaml.YAMLError:
+            known = None
+        if known is None:
+            raise UsageError(f"{text!r} is no limit", "Limits are NAME=VALUE, such as trials=8000, or trials=none.")
+        limits[name.strip().replace("-", "_")] = None if known == NONE else known
     return submit.read_limits("the new budget", limits)

@@ -30,9 +30,8 @@ _MOST_SERIES = 64
 PROGRAM = "program"
 # {threads}; not ${HOME}, and {{threads}} for these very characters without one pair of braces.
 _PLACE = re.compile(r"\{(\{\w+\})\}|(?<![${])\{([A-Za-z]\w*)\}")
-# ELF's e_machine as `uname -m` names it, and what each processor runs besides its own.
+# ELF's e_machine, as `uname -m` names it.
 _MACHINES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64"}
-_ALSO = {"aarch64": "armv7l", "x86_64": "i686"}
 
 Settings = Mapping[str, str]
 
@@ -145,12 +144,11 @@ class ProgramOrder:
 
     def require_architecture(self, architectures: Collection[str]) -> None:
         """Refuse files for processors other than these (as `uname -m`). Raises UsageError, and as `contents`."""
-        known = {*architectures, *(_ALSO.get(each, "") for each in architectures)}
         for name, content in self.contents.items():
             head = content[:20].tobytes()
             number = int.from_bytes(head[18:20], "little" if head[5:6] == b"\1" else "big")
             machine = _MACHINES.get(number) if head[:4] == b"\x7fELF" else None
-            if machine is not None and machine not in known:
+            if machine is not None and machine not in architectures:
                 raise UsageError(
                     f"--file {name} is for {machine}, and the board is {' or '.join(sorted(architectures))}",
                     "Build it for the board, or give the path of a program that stands there.",

@@ -121,14 +121,16 @@ def test_examples_fit_what_is_asked_for() -> None:
     assert "10m" not in caught.value.hint
 
 
-def test_detaching_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C while a running campaign is watched says that it goes on, and nothing of trials that are kept."""
-    monkeypatch.setattr(campaign, "_follow", lambda *_, more: fail(KeyboardInterrupt()))
-    engine: Any = types.SimpleNamespace(ensure=lambda: None)
-    store: Any = None
-    screen = campaign_options.CampaignScreen()
-    with pytest.raises(SystemExit) as caught:
-        campaign._carry_out(engine, Settings(), store, "c", screen, detach=False, json=False, pauses=False)
+def test_detaching_is_no_interruption(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while a campaign is watched says that it goes on, and nothing of trials that are kept."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    monkeypatch.setattr(campaign, "_follow", lambda *_, **__: fail(KeyboardInterrupt()))
+    running: Any = types.SimpleNamespace(ensure=lambda: None)
+    settings, screen = Settings(home=str(tmp_path)), campaign_options.CampaignScreen()
+    with options.open_store(settings) as store, pytest.raises(SystemExit) as caught:
+        campaign._carry_out(running, settings, store, "c", screen, detach=False, json=False, pauses=False)
     assert caught.value.code == 130
     said = capsys.readouterr().err
     assert "detached" in said
