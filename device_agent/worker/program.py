@@ -288,6 +288,8 @@ class _Run:
         for pattern, found in ((self._command.begin, self.began_s), (self._command.end, self.ended_s)):
             if pattern and not found:
                 raise RunError(Status.CRASHED, f"no line of the output has {pattern!r}{said}")
+        if self.ended_s and self.ended_s == self.began_s:
+            raise RunError(Status.CRASHED, f"both lines came at once: they must be flushed as they are written{said}")
 
 
 class _Runs:

@@ -120,6 +120,8 @@ def test_between_two_lines(board: BlockingSession) -> None:
     outcome, _ = script(board, text, begin="nowhere")
     assert outcome.status is Status.CRASHED
     assert "no line of the output has 'nowhere'" in outcome.message
+    outcome, _ = script(board, "print('go\\nstop')", begin="^go$", end="^stop$")
+    assert "both lines came at once" in outcome.message
 
 
 def test_energy_on_a_virtual_board(virtual: BlockingSession, spin: bytes) -> None:
