@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import CPU, GPU
 from farm import units
 from farm.artifacts import artifact_folder, compile, devices, import_check
 from farm.artifacts import manifest as manifests
@@ -106,7 +107,7 @@ def make_faster(
         try:
             manifest, files = _compile(order, settings, store, say)
         except (ModelRefusedError, PermanentError, InternalError) as error:
-            device = gpus.name_device(order.board_type)
+            device = GPU if is_for_gpu(order.board_type.pipeline) else CPU
             failed[device] = error
             if isinstance(error, InternalError):
                 _log.warning("no code for the %s: %s", device, devices.say_why(error))

@@ -164,8 +164,7 @@ def find_version(manifest: Manifest) -> str:
 
 def find_tag(manifest: Manifest) -> str:
     """Return the wheel's platform tag: a library linked for a known glibc runs with that or a later one."""
-    triple = manifest.link_triple or ""
-    found = re.fullmatch(r"[a-z0-9_]+-linux-gnu\.(\d+)\.(\d+)(\.\d+)?", triple)
+    found = re.fullmatch(r"[a-z0-9_]+-linux-gnu\.(\d+)\.(\d+)(\.\d+)?", manifest.link_triple or "")
     system = f"manylinux_{found[1]}_{found[2]}" if found else "linux"
     return f"py3-none-{system}_{manifest.architecture}"
 

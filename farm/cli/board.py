@@ -194,8 +194,7 @@ def replace(
     """
     known_hosts = host_keys.KnownHosts(settings.load().home_path / host_keys.FILE_NAME)
     with options.open_store() as store:
-        board = store.boards.require(name)
-        before = standing.parse_transport(board.transport)
+        before = standing.parse_transport(store.boards.require(name).transport)
         after = before
         if isinstance(before, Ssh):
             after = dataclasses.replace(before, host_key="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -179,8 +178,3 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
             f"{detail['input']!r} cannot be in a label: {foreign.say_plainly(detail['msg'])}",
             "Keys are lower-case letters and digits, with . _ - / between them.",
         ) from error
-
-
-def read_groups(path: pathlib.Path) -> Group:
-    """The outermost group of a fleet file. Raises UsageError naming line and key of every error."""
-    return documents.read_located(path, Group)

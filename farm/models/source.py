@@ -21,6 +21,7 @@ import onnx.external_data_helper
 
 from farm import folders
 from farm.errors import UnavailableError, UsageError
+from farm.foreign import find_first_line
 from farm.models import exported, tflite, trained, zoo
 from farm.models.inputs import InputSpec, read_inputs
 from farm.search.graph import folding
@@ -160,7 +161,7 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
         if bare := next((each.name for each in model.graph.output if _is_bare(each)), ""):
             raise UsageError(f"output {bare!r} has no shape in {path}, and ONNX infers none") from error
         raise UsageError(
-            f"{path} is not a valid ONNX model: {_first_line(error)}",
+            f"{path} is not a valid ONNX model: {find_first_line(error)}",
             "Export the model again; `python -m onnx.checker` tells more.",
         ) from error
     try:
@@ -208,7 +209,8 @@ def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise UsageError(
-                f"{path} keeps its weight {tensor.name!r} in {location!r}, which cannot be read: {_first_line(error)}",
+                f"{path} keeps its weight {tensor.name!r} in {location!r}, which cannot be read: "
+                f"{find_first_line(error)}",
                 f"Put {location!r} into the folder {path.resolve().parent}.",
             ) from error
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -259,11 +261,6 @@ def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:
     if data[:1] == b"\x08":
         return UsageError(f"{path} is a truncated or damaged ONNX file", "Copy or export it again.")
     return UsageError(f"{path} is not an ONNX file", "Give a file written by an ONNX exporter, or a zoo name.")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def keep_model(folder: Path | None, source: ModelSource) -> None:

@@ -245,8 +245,7 @@ def _sweep(
     """
     if not request.sweep:
         return None, None
-    shapes = to_variant(request.source, request.inputs).shapes
-    commands = list_commands(request.source, shapes)
+    commands = list_commands(request.source, to_variant(request.source, request.inputs).shapes)
     slow = find_slow(final)
     what = "Untuned code was" if compiled else "The model was"
     left_out = {"what": what, "why": "; ".join(slow.values()), "commands": commands} if slow else None

@@ -202,8 +202,7 @@ class Powering:
 
     def _cycle(self, name: str, commands: PowerCommands, lease: Lease) -> None:
         try:
-            said = switch(name, commands, "cycle", self._ending)
-            result = (Kind.POWER_CYCLED, said)
+            result = (Kind.POWER_CYCLED, switch(name, commands, "cycle", self._ending))
         except FarmError as error:
             result = (Kind.POWER_FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - the edge of a thread: the board must not stay leased

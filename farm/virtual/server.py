@@ -72,8 +72,7 @@ class Server:
         self._order = itertools.count()
         self._paths = (path + ROOT_SUFFIX, path)
         for name, mode, privileged in ((path + ROOT_SUFFIX, 0o600, True), (path, 0o666, False)):
-            listener = _listen(name, mode)
-            self._selector.register(listener, selectors.EVENT_READ, privileged)
+            self._selector.register(_listen(name, mode), selectors.EVENT_READ, privileged)
 
     def serve(self) -> None:
         """Answer for ever."""

@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import (
@@ -33,7 +32,7 @@ from farm.processes.machine import is_gone, process_identity
 from farm.search.tuners.decisions import ForeignTrial, SearchTask
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder
+from farm.types.campaigns import Budget, FleetCampaign, Order
 from farm.values import SEARCH_TRIAL
 
 # How often the store is read and written. An operator waits for the sum at most.
@@ -235,7 +234,15 @@ class CampaignOrders:
             foreign = fetch_foreign(self._store, task) if order.search.warm_start else []
             return to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
 
-        settings = to_search_settings(order.search, self._settings, any(of.is_host for of in order.types))
+        settings = {
+            "tuner": order.search.tuner,
+            "loss": order.search.loss,
+            "seed": order.search.seed,
+            "population": self._settings.population,
+            "generations": self._settings.generations,
+            # A host that is the board rests while it measures, and has all cores.
+            "threads": len(os.sched_getaffinity(0)) if any(of.is_host for of in order.types) else 1,
+        }
         self._searches.open(order.name, settings, read)
 
     def _recall(self, active: Active, task: Task) -> list[Known]:
@@ -251,18 +258,6 @@ class CampaignOrders:
     def _leave(self, name: str) -> None:
         self.active.pop(name, None)
         self._searches.close(name)
-
-
-def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:
-    """Return the settings of a search. A host that is the board rests while it measures, and has all cores."""
-    return {
-        "tuner": search.tuner,
-        "loss": search.loss,
-        "seed": search.seed,
-        "population": settings.population,
-        "generations": settings.generations,
-        "threads": len(os.sched_getaffinity(0)) if on_host else 1,
-    }
 
 
 def to_search_budget(budget: Budget, order: Order) -> Budget:

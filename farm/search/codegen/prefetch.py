@@ -142,8 +142,7 @@ class _Prefetcher:
         lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
         done = stream.tile * loop.extent + loop.loop_var
         start = tirx.Cast("int64", next_block - loop.loop_var * stream.step) + _share(done, stream)
-        body = list_statements(loop.body)
-        return tirx.SeqStmt([*body, *_emit_prefetches(stream, start, lines)])
+        return tirx.SeqStmt([*list_statements(loop.body), *_emit_prefetches(stream, start, lines)])
 
     def _find_stream(self, loop: Any) -> _Stream | None:
         """Find the weights that an innermost loop reads contiguously, if it only updates accumulators."""

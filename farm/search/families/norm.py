@@ -86,8 +86,7 @@ class Norms:
         for name, sums in zip(facts.blocks, facts.sums, strict=True):
             if facts.rows and sums and lanes > 1:
                 partials[name] = loops.split_sums(schedule, name, sums, lanes)
-        last = schedule.get_sblock(facts.last)
-        own = schedule.get_loops(last)
+        own = schedule.get_loops(schedule.get_sblock(facts.last))
         kept = [own[at] for at in facts.kept]
         rest = [loop for at, loop in enumerate(own) if at not in facts.kept]
         lane = None
