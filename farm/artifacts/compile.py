@@ -151,8 +151,14 @@ def compile_prepared(
     if known is not None and codes in known:
         return dataclasses.replace(known[codes], served=tuple(served), applied=applied, by_rule=by_rule)
     finished = pipelines.finish(module, compile_target, database if applied or by_rule else None, used)
-    # TVM silently drops a schedule that it cannot apply.
-    scheduled = _count_scheduled(finished)
+    # TVM silently drops a schedule that it cannot apply. Functions that pack weights do not count.
+    scheduled = sum(
+        isinstance(function, tirx.PrimFunc)
+        and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
+        and not variable.name_hint.endswith("_weight_prepack")
+        and not recurrent.is_loop(function)
+        for variable, function in finished.functions.items()
+    )
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
     with lowering.making(target_config) as made:
@@ -230,14 +236,3 @@ def _sum_storage(module: Any) -> int:
 
     relax.analysis.post_order_visit(module["main"], look)
     return total
-
-
-def _count_scheduled(module: Any) -> int:
-    """Count the functions that TVM marks as scheduled, without those that pack weights."""
-    return sum(
-        isinstance(function, tirx.PrimFunc)
-        and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
-        and not variable.name_hint.endswith("_weight_prepack")
-        and not recurrent.is_loop(function)
-        for variable, function in module.functions.items()
-    )

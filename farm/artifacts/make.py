@@ -163,7 +163,12 @@ def _compile_one(
         needed = manifest.memory_bytes + len(compiled.library)
         used = _describe_gpu(order.board_type, compiled)
         manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
-        _require_memory(manifest, order.board_type)
+        if (kind := order.board_type).memory_bytes is not None and kind.memory_bytes < needed:
+            raise PermanentError(
+                f"{manifest.name} needs about {needed >> 20} MiB; a {kind.name} has "
+                f"{kind.memory_bytes >> 20} MiB for processor and GPU together",
+                "Take a smaller model or batch, or another board type.",
+            )
     return manifest, files
 
 
@@ -178,16 +183,6 @@ def _describe_gpu(kind: BoardType, compiled: compile.Compiled) -> GpuCode:
             for name in ("registers", "shared_bytes", "threads", "spilled_bytes")
         },
     )
-
-
-def _require_memory(manifest: Manifest, kind: BoardType) -> None:
-    """Raise PermanentError for a model that exceeds the board's memory, shared by CPU and GPU."""
-    if kind.memory_bytes is not None and kind.memory_bytes < manifest.memory_bytes:
-        raise PermanentError(
-            f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {kind.name} has "
-            f"{kind.memory_bytes >> 20} MiB for processor and GPU together",
-            "Take a smaller model or batch, or another board type.",
-        )
 
 
 def find_missing(served: Sequence[compile.Served]) -> list[str]:

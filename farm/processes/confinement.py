@@ -100,13 +100,9 @@ def _limit(which: int, value: int) -> None:
     resource.setrlimit(which, (value, value))
 
 
-def _landlock_abi() -> int:
-    return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
-
-
 def _restrict_files(folder: Path) -> None:
-    abi = _landlock_abi()
-    if not abi:
+    abi = int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    if abi <= 0:
         return
     rights = sum(value for since, value in _RIGHTS.items() if since <= abi)
     attributes = struct.pack("=QQQ", rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)

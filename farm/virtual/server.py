@@ -83,7 +83,9 @@ class Server:
                 else:
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
             self.board.advance()
-            self._send_late()
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, user, frame = heapq.heappop(self._late)
+                self._send(user, frame)
             if self._boots != self.board.boots:
                 self._boots = self.board.boots
                 for user in list(self._users):
@@ -167,11 +169,6 @@ class Server:
         if delay_s:
             heapq.heappush(self._late, (time.monotonic() + delay_s, next(self._order), user, frame))
         else:
-            self._send(user, frame)
-
-    def _send_late(self) -> None:
-        while self._late and self._late[0][0] <= time.monotonic():
-            _, _, user, frame = heapq.heappop(self._late)
             self._send(user, frame)
 
     def _send(self, user: _User, frame: bytes) -> None:

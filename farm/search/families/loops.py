@@ -210,8 +210,10 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
-def inline_blocks(schedule: Any, names: Iterable[str]) -> None:
-    """Inline blocks; raises TVM's errors."""
+def inline_blocks(schedule: Any, names: Iterable[str], folded: str | None = None) -> None:
+    """Inline blocks, `folded` into the one that it reads; raises TVM's errors."""
+    if folded:
+        schedule.reverse_compute_inline(schedule.get_sblock(folded))
     for name in names:
         schedule.compute_inline(schedule.get_sblock(name))
 

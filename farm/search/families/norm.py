@@ -78,9 +78,7 @@ class Norms:
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
-        if facts.folded:
-            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        loops.inline_blocks(schedule, facts.inlined)
+        loops.inline_blocks(schedule, facts.inlined, facts.folded)
         lanes = plan["lanes"]
         partials = {}
         for name, sums in zip(facts.blocks, facts.sums, strict=True):
