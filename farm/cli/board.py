@@ -12,16 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from farm import settings
-from farm.cli import (
-    board_power,
-    board_remote,
-    board_types,
-    options,
-    output,
-    provision,
-    services,
-    tables,
-)
+from farm.cli import board_power, board_remote, board_types, options, output, provision, services, tables
 from farm.connectivity import host_keys
 from farm.connectivity.services import SERVICES
 from farm.crew import health, local, queue_entry
@@ -35,7 +26,6 @@ from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
 app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
 app.command("show")(board_types.show)
-
 
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the board's events.")]
 # Longest wait for a board that is reserved.

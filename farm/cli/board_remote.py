@@ -143,11 +143,7 @@ def logs(
         return
     command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
-        settings,
-        {name: ssh_config.to_ssh_address(transport)},
-        command,
-        _LOG_TIMEOUT_S,
-        lambda *_: None,
+        settings, {name: ssh_config.to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, lambda *_: None
     )[name]
     if done.error:
         raise done.error

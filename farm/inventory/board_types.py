@@ -23,7 +23,6 @@ Item = TypeVar("Item", bound=Hashable)
 # The link target in Zig's form.
 LinkTriple = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")]
 
-
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 HOST = "host"

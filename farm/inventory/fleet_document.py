@@ -21,7 +21,6 @@ MAX_EXPANDED = 1000
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _MOST_DIGITS = 12
 
-
 LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
 
 

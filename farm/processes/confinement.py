@@ -42,7 +42,6 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _RIGHTS[3] | _RIGHTS[5]
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _NETWORK, _SCOPES = 0b11, 0b11  # binding and connecting TCP (ABI 4); abstract sockets and signals (ABI 6)
 
-
 # Refused: sockets, access to other processes (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork, leaving the
 # process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
 _MODERN = (425, 426, 427, 424, 434, 438)  # io_uring_*, pidfd_send_signal, pidfd_open, pidfd_getfd

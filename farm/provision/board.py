@@ -55,7 +55,6 @@ START_S = 180.0
 REMOVE_S = 120.0
 _RECONNECTS = 3
 
-
 # Reserves a board while its agent restarts; raises FarmError if it is in use.
 Hold = Callable[[str], AbstractContextManager[object]]
 

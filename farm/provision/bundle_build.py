@@ -30,7 +30,6 @@ _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
 # A board's agent reads the same variable (device_agent/board_types.py): the user's types are included.
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
-
 # A board's files beside Python code, as named in a bundle.
 SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
 

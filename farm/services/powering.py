@@ -30,7 +30,6 @@ _TRIES_ON = 2
 # Time of the lease beyond the commands'.
 _MARGIN_S = 30.0
 
-
 # Probes that failed in a row: one may be a hiccup.
 FAILED_PROBES = 2
 # Not connected for this long, without a refusal: longer than a reboot of a Jetson takes.
