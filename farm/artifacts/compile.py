@@ -186,7 +186,10 @@ def build_library(
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
 
     try:
-        outputs = _read_outputs(module)
+        ty = module["main"].ret_ty
+        outputs = tuple(
+            (tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty])
+        )
         with target:
             lowered = relax.get_pipeline("default")(module)
         executable = relax.build(lowered, target, relax_pipeline=None, tir_pipeline=lowering.use_pipeline())
@@ -217,12 +220,6 @@ def _schedule(
         return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None
     return default.candidate, Served(workload, None, True, latency_s, code(default.candidate.sch.mod), left_out)
-
-
-def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Return shape and type of every output of the model's main function, in order."""
-    ty = module["main"].ret_ty
-    return tuple((tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty]))
 
 
 def _sum_storage(module: Any) -> int:

@@ -127,7 +127,11 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
             if start and (is_archive or path.suffix.lower() == _EXPORTED):
                 meaning = exported.explain_archive(path) if is_archive else "such a program is a zip archive"
                 raise UsageError(f"{path} is neither a program of torch.export nor an ONNX file: {meaning}")
-            _refuse_lookalikes(path, start)
+            if not start:
+                raise UsageError(f"{path} is empty", "The export or the download did not finish.")
+            for magic, meaning in _LOOKALIKES:
+                if start.startswith(magic):
+                    raise UsageError(f"{path} is not an ONNX file: {meaning}")
             if (size := path.stat().st_size) > _MAX_BYTES:
                 raise UsageError(
                     f"{path} has {size:,} bytes; an ONNX file ends at {_MAX_BYTES:,}",
@@ -246,14 +250,6 @@ def _not_found(path: pathlib.Path, typed: str) -> UsageError:
 def _folder_hint(folder: pathlib.Path) -> str:
     files = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)[:5]
     return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
-
-
-def _refuse_lookalikes(path: pathlib.Path, start: bytes) -> None:
-    if not start:
-        raise UsageError(f"{path} is empty", "The export or the download did not finish.")
-    for magic, meaning in _LOOKALIKES:
-        if start.startswith(magic):
-            raise UsageError(f"{path} is not an ONNX file: {meaning}")
 
 
 def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import (
@@ -73,7 +73,9 @@ class CampaignOrders:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             rows = self._store.campaigns.fetch(over=False)
-            self._raise_if_replaced(rows)
+            mine = {row.name for row in rows if row.engine == process_identity()}
+            if lost := sorted(self.active.keys() - mine):
+                raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
             for row in rows:
                 self._hear(row)
         if any(active.campaign.status is not Status.PAUSED for active in self.active.values()):
@@ -142,12 +144,6 @@ class CampaignOrders:
         for row in self._store.campaigns.fetch(over=False):
             if row.name in self.active and row.state == "paused":
                 self._store.campaigns.note(row.id, "paused", row.reason, {})
-
-    def _raise_if_replaced(self, rows: Sequence[FleetCampaign]) -> None:
-        """Raise StoreFaultError where another engine took over a campaign: this one gave no heartbeat for too long."""
-        mine = {row.name for row in rows if row.engine == process_identity()}
-        if lost := sorted(self.active.keys() - mine):
-            raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
 
     def _hear(self, row: FleetCampaign) -> None:
         """Carry out what is asked of a campaign."""
