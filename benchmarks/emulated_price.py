@@ -29,8 +29,8 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import cores, tvm_env
 from farm.search.graph import pipelines
+from farm.virtual.agent import VirtualRig
 from farm.virtual.emulated.runs import Execution, collect
-from farm.virtual.rig import VirtualRig
 
 BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.

@@ -31,7 +31,6 @@ from farm.values import Record
 Model = str | pathlib.Path | Mapping[str, Any]
 OnProgress = Callable[[Mapping[str, Any]], None]
 
-
 # Durations, which are numbers of seconds in Python and need a unit in a file.
 _SPANS = frozenset({"wall_clock", "min_repeat", "timeout", "deadline", "period"})
 

@@ -185,10 +185,7 @@ def _nothing_running(home: Path) -> Iterator[None]:
 
 
 def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") -> None:
-    """Copy a foreign store to `part`.
-
-    Its objects are verified before SQLite runs any of them.
-    """
+    """Copy a foreign store to `part`. Its objects are verified before SQLite runs any of them."""
     try:
         sqlite.copy_others_store(source, part)
         damage = soundness.find_damage(part)

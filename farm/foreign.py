@@ -51,6 +51,11 @@ def show_controls(text: str) -> str:
     return _CONTROLS.sub(_write_out, text.replace("\r\n", "\n"))
 
 
+def find_first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; its type's name where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def escape_markdown(text: str) -> str:
     """Escape text as one line of Markdown."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(show_controls(text).splitlines()))

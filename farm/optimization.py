@@ -29,7 +29,6 @@ from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
 
-
 Say = Callable[[str], None]
 
 # Seconds between two lines of progress.

@@ -49,10 +49,7 @@ ENGINES = {
     Engine.TFLITE: "TensorFlow Lite",
     Engine.TENSORRT: "TensorRT",
 }
-_FILES = {
-    Engine.NCNN: ("model.ncnn.param", "model.ncnn.bin"),
-    Engine.PYTORCH: ("model_pnnx.py", "model.pnnx.bin"),
-}
+_FILES = {Engine.NCNN: ("model.ncnn.param", "model.ncnn.bin"), Engine.PYTORCH: ("model_pnnx.py", "model.pnnx.bin")}
 _CONVERT_S = 300.0
 # The deadline of TensorRT's build on the board, which tries kernels.
 _BUILD_S = 900.0

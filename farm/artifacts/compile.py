@@ -151,8 +151,14 @@ def compile_prepared(
     if known is not None and codes in known:
         return dataclasses.replace(known[codes], served=tuple(served), applied=applied, by_rule=by_rule)
     finished = pipelines.finish(module, compile_target, database if applied or by_rule else None, used)
-    # TVM silently drops a schedule that it cannot apply.
-    scheduled = _count_scheduled(finished)
+    # TVM silently drops a schedule that it cannot apply. Functions that pack weights do not count.
+    scheduled = sum(
+        isinstance(function, tirx.PrimFunc)
+        and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
+        and not variable.name_hint.endswith("_weight_prepack")
+        and not recurrent.is_loop(function)
+        for variable, function in finished.functions.items()
+    )
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
     with lowering.making(target_config) as made:
@@ -180,7 +186,10 @@ def build_library(
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
 
     try:
-        outputs = _read_outputs(module)
+        ty = module["main"].ret_ty
+        outputs = tuple(
+            (tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty])
+        )
         with target:
             lowered = relax.get_pipeline("default")(module)
         executable = relax.build(lowered, target, relax_pipeline=None, tir_pipeline=lowering.use_pipeline())
@@ -213,12 +222,6 @@ def _schedule(
     return default.candidate, Served(workload, None, True, latency_s, code(default.candidate.sch.mod), left_out)
 
 
-def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Return shape and type of every output of the model's main function, in order."""
-    ty = module["main"].ret_ty
-    return tuple((tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty]))
-
-
 def _sum_storage(module: Any) -> int:
     """Sum the bytes that a lowered program allocates per inference; shared storage counts once."""
     total = 0
@@ -230,14 +233,3 @@ def _sum_storage(module: Any) -> int:
 
     relax.analysis.post_order_visit(module["main"], look)
     return total
-
-
-def _count_scheduled(module: Any) -> int:
-    """Count the functions that TVM marks as scheduled, without those that pack weights."""
-    return sum(
-        isinstance(function, tirx.PrimFunc)
-        and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
-        and not variable.name_hint.endswith("_weight_prepack")
-        and not recurrent.is_loop(function)
-        for variable, function in module.functions.items()
-    )

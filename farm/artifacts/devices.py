@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
+from farm.artifacts.manifest import DeviceEstimate, Manifest
 from farm.errors import FarmError, InternalError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
@@ -65,19 +65,14 @@ def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
         )
     copied_s = 0.0
     if manifest.gpu is not None:
-        copied_s = count_copies_s((*manifest.inputs, *manifest.outputs), kind)
+        # A Jetson's CPU and GPU share the memory, so that a copy reads and writes it.
+        rate = gpus.count_memory_rate(kind)
+        copied_s = math.fsum(
+            _COPY_START_S + 2 * each.size_bytes / rate for each in (*manifest.inputs, *manifest.outputs)
+        )
     return DeviceEstimate(
         latency_s=manifest.predicted_latency_s + copied_s,
         copies_s=copied_s,
         workloads=len(manifest.workloads),
         measured=manifest.count("record"),
     )
-
-
-def count_copies_s(tensors: Sequence[Tensor], kind: BoardType) -> float:
-    """Return the time to copy a model's inputs to the GPU and its outputs back.
-
-    A Jetson's CPU and GPU share the memory, so a copy reads and writes it.
-    """
-    rate = gpus.count_memory_rate(kind)
-    return math.fsum(_COPY_START_S + 2 * each.size_bytes / rate for each in tensors)

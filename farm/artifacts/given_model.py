@@ -210,7 +210,6 @@ def _find_kept(about: ModelFacts) -> GivenModel | None:
 # timm). For one channel there is no convention.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-
 _BOX_CHANNELS, _BOX_CHANNELS_V8 = 5, 4
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import CPU, GPU
 from farm import units
 from farm.artifacts import artifact_folder, compile, devices, import_check
 from farm.artifacts import manifest as manifests
@@ -106,7 +107,7 @@ def make_faster(
         try:
             manifest, files = _compile(order, settings, store, say)
         except (ModelRefusedError, PermanentError, InternalError) as error:
-            device = gpus.name_device(order.board_type)
+            device = GPU if is_for_gpu(order.board_type.pipeline) else CPU
             failed[device] = error
             if isinstance(error, InternalError):
                 _log.warning("no code for the %s: %s", device, devices.say_why(error))
@@ -162,7 +163,12 @@ def _compile_one(
         needed = manifest.memory_bytes + len(compiled.library)
         used = _describe_gpu(order.board_type, compiled)
         manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
-        _require_memory(manifest, order.board_type)
+        if (kind := order.board_type).memory_bytes is not None and kind.memory_bytes < needed:
+            raise PermanentError(
+                f"{manifest.name} needs about {needed >> 20} MiB; a {kind.name} has "
+                f"{kind.memory_bytes >> 20} MiB for processor and GPU together",
+                "Take a smaller model or batch, or another board type.",
+            )
     return manifest, files
 
 
@@ -177,16 +183,6 @@ def _describe_gpu(kind: BoardType, compiled: compile.Compiled) -> GpuCode:
             for name in ("registers", "shared_bytes", "threads", "spilled_bytes")
         },
     )
-
-
-def _require_memory(manifest: Manifest, kind: BoardType) -> None:
-    """Raise PermanentError for a model that exceeds the board's memory, shared by CPU and GPU."""
-    if kind.memory_bytes is not None and kind.memory_bytes < manifest.memory_bytes:
-        raise PermanentError(
-            f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {kind.name} has "
-            f"{kind.memory_bytes >> 20} MiB for processor and GPU together",
-            "Take a smaller model or batch, or another board type.",
-        )
 
 
 def find_missing(served: Sequence[compile.Served]) -> list[str]:

@@ -19,7 +19,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -90,7 +89,12 @@ def write_package(
         if form == WHEEL:
             pack_wheel(partial, contents, record)
         else:
-            _pack_tar(partial, root, contents, int(artifact.manifest.created_at))
+            with tarfile.open(partial, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                for name, data in sorted(contents.items()):
+                    entry = tarfile.TarInfo(f"{root}/{name}")
+                    entry.size, entry.mtime = len(data), int(artifact.manifest.created_at)
+                    entry.mode = 0o755 if data.startswith(b"\x7fELF") else 0o644
+                    archive.addfile(entry, io.BytesIO(data))
     return path
 
 
@@ -164,8 +168,7 @@ def find_version(manifest: Manifest) -> str:
 
 def find_tag(manifest: Manifest) -> str:
     """Return the wheel's platform tag: a library linked for a known glibc runs with that or a later one."""
-    triple = manifest.link_triple or ""
-    found = re.fullmatch(r"[a-z0-9_]+-linux-gnu\.(\d+)\.(\d+)(\.\d+)?", triple)
+    found = re.fullmatch(r"[a-z0-9_]+-linux-gnu\.(\d+)\.(\d+)(\.\d+)?", manifest.link_triple or "")
     system = f"manylinux_{found[1]}_{found[2]}" if found else "linux"
     return f"py3-none-{system}_{manifest.architecture}"
 
@@ -225,15 +228,6 @@ def _plan_name(package: str, manifest: Manifest, form: str) -> str:
     if form == WHEEL:
         return f"{package}-{find_version(manifest)}-{find_tag(manifest)}"
     return f"{package}-{'c-' if form == C else ''}{manifest.board_type}-{manifest.code_sha256[:8]}"
-
-
-def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> None:
-    with tarfile.open(path, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in sorted(contents.items()):
-            entry = tarfile.TarInfo(f"{root}/{name}")
-            entry.size, entry.mtime = len(data), at
-            entry.mode = 0o755 if data.startswith(b"\x7fELF") else 0o644
-            archive.addfile(entry, io.BytesIO(data))
 
 
 def _plan_wheel(package: str, artifact: Artifact) -> tuple[dict[str, bytes], str]:

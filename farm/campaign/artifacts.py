@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import checking, make
-from farm.artifacts.artifact_folder import ToCompile, list_artifacts
-from farm.artifacts.given_model import GivenModel, find_same_model
+from farm.artifacts.artifact_folder import list_artifacts
+from farm.artifacts.given_model import find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.on_board import hold_board
 from farm.artifacts.package import WHEEL, explain_name, write_package
@@ -43,7 +43,9 @@ def make_artifacts(
             continue
         kind = require_board_type(wanted.board_type).model_copy(update={"pipeline": wanted.pipeline})
         say(f"{wanted.name}: compiling")
-        opened = _open_model(wanted)
+        about = {key: wanted.model[key] for key in ("name", "sha256", "origin", "batch")}
+        model = ModelFacts(**about, shapes=tuple(wanted.model.get("shapes", ())))
+        opened = find_same_model(model, None, "the campaign tuned")
         order = make.CompileOrder(opened, kind, wanted.point, wanted.simulated)
         artifact = make.make_artifact(order, out / wanted.name, settings, store, say)
         cases = checking.make_cases(opened, artifact.manifest, ())
@@ -56,12 +58,6 @@ def make_artifacts(
         found: dict[str, Any] = {"name": wanted.name, "board_type": kind.name, "folder": str(artifact.folder)}
         found |= {"matches": verdict.matches, "reason": verdict.reason}
         yield found | {"package": None if package is None else str(package)}
-
-
-def _open_model(wanted: ToCompile) -> GivenModel:
-    about = {key: wanted.model[key] for key in ("name", "sha256", "origin", "batch")}
-    model = ModelFacts(**about, shapes=tuple(wanted.model.get("shapes", ())))
-    return find_same_model(model, None, "the campaign tuned")
 
 
 def list_made(campaign: FleetCampaign) -> list[dict[str, Any]]:

@@ -40,7 +40,6 @@ ASSUMED_OVERHEAD_S = 0.5
 ASSUMED_BUILD_S = 1.0
 ASSUMED_SEARCH_S = 1.0
 
-
 Surveyed = Sequence[tuple[ModelVariant, WorkloadSurvey]]
 
 

@@ -145,17 +145,13 @@ class _Run:
             engine.ensure()
             campaign = control.wait_settled(self._settings, self._store, name, on_progress=self._look)
         except BaseException:
-            self._withdraw(name)
+            # A full store refuses this too; the first error is the one to report.
+            with contextlib.suppress(FarmError):
+                begun = any(self._store.trials.count(self._store.campaigns.require(name).id).values())
+                (control.pause if begun else control.cancel)(self._settings, self._store, name, name_user())
             raise
         self._listener.finish(campaign)
         return self._conclude(campaign)
-
-    def _withdraw(self, name: str) -> None:
-        """Pause the campaign, or cancel it where it has no trial yet."""
-        # A full store refuses this too; the first error is the one to report.
-        with contextlib.suppress(FarmError):
-            begun = any(self._store.trials.count(self._store.campaigns.require(name).id).values())
-            (control.pause if begun else control.cancel)(self._settings, self._store, name, name_user())
 
     def await_release(self, engine: control.EnginePrestart) -> None:
         """Wait until the engine has released its boards, unless other campaigns need it."""

@@ -12,16 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from farm import settings
-from farm.cli import (
-    board_power,
-    board_remote,
-    board_types,
-    options,
-    output,
-    provision,
-    services,
-    tables,
-)
+from farm.cli import board_power, board_remote, board_types, options, output, provision, services, tables
 from farm.connectivity import host_keys
 from farm.connectivity.services import SERVICES
 from farm.crew import health, local, queue_entry
@@ -30,12 +21,10 @@ from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
 from farm.processes import machine
 from farm.store import Store, standing
-from farm.types import documents
 from farm.values import Direct, Health, Ssh, State, Transport, Virtual
 
 app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
 app.command("show")(board_types.show)
-
 
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the board's events.")]
 # Longest wait for a board that is reserved.
@@ -70,7 +59,10 @@ def list_boards(
     wanted = standing.BoardFilters(board_type=kind, state=state or "", labels=_read_labels(labels or []))
     with options.open_store() as store:
         boards = list(filter(wanted.matches, store.boards.fetch()))
-    _note_age(boards)
+    # States are old where services were killed.
+    reached = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
+    if reached and not SERVICES.is_held(settings.load().home_path):
+        output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
     yield boards
     tables.print_table(
         ("Name", "Type", "Simulated", "State", "Health", "Why", "Held by", "Labels", "Last seen"),
@@ -194,8 +186,7 @@ def replace(
     """
     known_hosts = host_keys.KnownHosts(settings.load().home_path / host_keys.FILE_NAME)
     with options.open_store() as store:
-        board = store.boards.require(name)
-        before = standing.parse_transport(board.transport)
+        before = standing.parse_transport(store.boards.require(name).transport)
         after = before
         if isinstance(before, Ssh):
             after = dataclasses.replace(before, host_key="")
@@ -298,13 +289,6 @@ def _observe(store: Store, kind: health.Kind, names: list[str], why: str) -> dic
         name: (now := str(each.standing.health), now + (f"; {each.reason}" if each.reason else " already"))
         for name, each in results.items()
     }
-
-
-def _note_age(boards: list[documents.BoardInfo]) -> None:
-    """Warn where states are old: those of services that were killed."""
-    known = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
-    if known and not SERVICES.is_held(settings.load().home_path):
-        output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:

@@ -143,11 +143,7 @@ def logs(
         return
     command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
-        settings,
-        {name: ssh_config.to_ssh_address(transport)},
-        command,
-        _LOG_TIMEOUT_S,
-        lambda *_: None,
+        settings, {name: ssh_config.to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, lambda *_: None
     )[name]
     if done.error:
         raise done.error
@@ -317,7 +313,11 @@ def trust(
     failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
     for name in addresses.keys() - failed.keys():
         output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
-    _reconnect(settings, list(addresses.keys() - failed.keys()))
+    confirmed = list(addresses.keys() - failed.keys())
+    # Running services connect to these now.
+    with contextlib.suppress(UnavailableError):
+        if confirmed and (services := connectivity_services.find_services(settings)):
+            services.retry(confirmed)
     raise_first(failed)
 
 
@@ -348,10 +348,3 @@ def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transpor
         unpinned = dataclasses.replace(transport, host_key="")
         forgotten = store.boards.update(name, transport=unpinned, by=machine.name_user()) or forgotten
     output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
-
-
-def _reconnect(settings: Settings, names: list[str]) -> None:
-    """Notify running services of a confirmed key, so that they connect now."""
-    with contextlib.suppress(UnavailableError):
-        if names and (services := connectivity_services.find_services(settings)):
-            services.retry(names)

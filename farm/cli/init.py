@@ -24,10 +24,7 @@ from farm.values import Ssh
 _FIRST_MODEL, _FIRST_TRIALS = "tiny-cnn", 24
 _MODELINE = "# yaml-language-server: $schema={}.schema.json\n"
 # A file's kind, with the module and the model of its top-level keys.
-KINDS = {
-    "campaign": ("farm.campaign.spec", "CampaignSpec"),
-    "fleet": ("farm.inventory.fleet_document", "Group"),
-}
+KINDS = {"campaign": ("farm.campaign.spec", "CampaignSpec"), "fleet": ("farm.inventory.fleet_document", "Group")}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Virtual boards for users without boards: enough to show a fleet, few enough for a small machine.
 _VIRTUAL = 2
@@ -212,11 +209,7 @@ def _prompt(question: str, default: str) -> str:
 
 def _write(folder: Path, start: Start) -> list[Path]:
     """Write all files, or none where one exists. Raises UsageError."""
-    texts = {
-        "fleet.yaml": write_fleet(start),
-        "campaign.yaml": write_campaign(start),
-        "settings.env": write_settings(),
-    }
+    texts = {"fleet.yaml": write_fleet(start), "campaign.yaml": write_campaign(start), "settings.env": write_settings()}
     texts |= {f"{kind}.schema.json": make_schema(kind) for kind in KINDS}
     if there := [name for name in texts if (folder / name).exists()]:
         raise UsageError(f"{folder / there[0]} is there already", "Give another folder: --out DIR.")

@@ -35,10 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that 
 Board = Annotated[
     str,
     typer.Option(
-        "--board",
-        metavar="NAME",
-        help="Name of a board; local: this machine.",
-        autocompletion=options.complete_board,
+        "--board", metavar="NAME", help="Name of a board; local: this machine.", autocompletion=options.complete_board
     ),
 ]
 MovedModel = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")]

@@ -55,11 +55,7 @@ def keep(
 
 @app.command("list")
 @output.command
-def list_results(
-    model: _Model = "",
-    board_type: _BoardType = "",
-    kind: _Kind = "",
-) -> output.Document:
+def list_results(model: _Model = "", board_type: _BoardType = "", kind: _Kind = "") -> output.Document:
     """List kept results, the newest first."""
     if kind and kind not in RESULT_KINDS:
         raise UsageError(f"--kind {kind[:40]!r} is unknown", f"Known: {', '.join(RESULT_KINDS)}.")

@@ -53,8 +53,11 @@ def up(
     """Start the farm's services: the tracker, connections to boards, health probes, metrics."""
     settings = farm_settings.load()
     wait_s = read_duration_s("--wait", wait) if wait else 0.0
-    if take_over:
-        _require_shared(settings)
+    if take_over and not isinstance(settings.store_location, str):
+        raise UsageError(
+            "--take-over is for a store that several hosts share",
+            "This one is a file of this host; `farm campaign resume` goes on with a campaign that was interrupted.",
+        )
     if foreground:
         if web:
             _serve_page(settings)
@@ -129,19 +132,6 @@ def probe(
         output.note(f"probing {len(chosen)} board{'s' * (len(chosen) > 1)}, for {timeout_s:.0f} s at most")
         reports = services.probe(chosen, timeout_s)
     yield output.Failed(reports, _find_failure(reports))
-    _print_reports(reports)
-
-
-def _find_failure(reports: list[dict[str, Any]]) -> FarmError | None:
-    failed = [report["board"] for report in reports if not report["passed"]]
-    if failed and all(report.get("skipped") or report["passed"] for report in reports):
-        return TransientError(f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above.")
-    if failed:
-        return PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
-    return None
-
-
-def _print_reports(reports: list[dict[str, Any]]) -> None:
     tables.print_table(
         ("Board", "Probe", "Health", "Golden kernel", "Took", "Why"),
         [
@@ -158,6 +148,15 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
         left=(0, 1, 2, 5),
         spare=("Took", "Golden kernel", "Health"),
     )
+
+
+def _find_failure(reports: list[dict[str, Any]]) -> FarmError | None:
+    failed = [report["board"] for report in reports if not report["passed"]]
+    if failed and all(report.get("skipped") or report["passed"] for report in reports):
+        return TransientError(f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above.")
+    if failed:
+        return PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
+    return None
 
 
 def _serve_page(settings: Settings) -> None:
@@ -197,14 +196,6 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
 def list_in_service(store: Store) -> list[documents.BoardInfo]:
     """Return the boards that the services keep connected and that are in service."""
     return [row for row in store.boards.fetch() if row.health not in _OUT_OF_SERVICE and not row.on_demand]
-
-
-def _require_shared(settings: Settings) -> None:
-    if not isinstance(settings.store_location, str):
-        raise UsageError(
-            "--take-over is for a store that several hosts share",
-            "This one is a file of this host; `farm campaign resume` goes on with a campaign that was interrupted.",
-        )
 
 
 def _require_unused(settings: Settings, services: connectivity_services.Services) -> None:

@@ -87,9 +87,7 @@ app.command("prune")(prune)
 
 @app.command("backup")
 @output.command
-def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")],
-) -> None:
+def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")]) -> None:
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
     farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file)
     output.tell(f"the store is copied to {file}")

@@ -30,7 +30,6 @@ _LINGER_S = 0.5
 # Far more than arrives between two reads; a board that sends more is cut off.
 _PASSED_BYTES = 64 << 20
 
-
 # For sshd to open a channel or a forward.
 CHANNEL_TIMEOUT_S = 5.0
 # A dead peer is noticed after this plus `SILENCE_S`: 8 s.

@@ -27,7 +27,6 @@ from farm.values import Ssh
 _MOST_INCLUDES = 16
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
 
-
 # ssh_config(5): more jump hosts than this are a loop.
 _MOST_JUMPS = 8
 # `ssh -G` answers within 10 ms; with CanonicalizeHostname it queries a name server.

@@ -24,7 +24,6 @@ from farm.processes.listening import start_thread
 
 _CHUNK = 1 << 16
 
-
 # Takes a thirtieth of a second between two local processes; not measured on a busy board, so generous.
 CONNECT_TIMEOUT_S = 15.0
 # How long a peer may stay silent after a request.

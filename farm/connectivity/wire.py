@@ -24,7 +24,6 @@ _FRAME = struct.Struct("<Qi")
 # Read and sent at once. An upload's deadline is checked between pieces.
 _CHUNK = 1 << 18
 
-
 # What anyio raises where a connection is over.
 ENDED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 

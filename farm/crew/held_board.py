@@ -17,14 +17,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import RunVar
 
-from device_agent.protocol import (
-    Description,
-    MeasureSpec,
-    OperatingPoint,
-    PinReport,
-    PinStatus,
-    RunSpec,
-)
+from device_agent.protocol import Description, MeasureSpec, OperatingPoint, PinReport, PinStatus, RunSpec
 from farm.connectivity.tracker import Tracker
 from farm.crew.site import find_difference, pin_outcome
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError

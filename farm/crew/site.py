@@ -29,7 +29,6 @@ from farm.values import Lease
 # Fields of a description that must not change with the board: code and figures would not fit another one.
 COMMON = ("board_type", "architecture", "simulated")
 
-
 # Asked only after a failure on a board, or before one is taken.
 _TRACKER_TIMEOUT_S = 2.0
 # Statuses of a point that was not reached: the board may not have it, or not now. Never the candidate's fault.

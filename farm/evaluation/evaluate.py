@@ -195,7 +195,10 @@ def run_examples(
     """Run every example through every program, in turns after as many examples as a message holds."""
     results = {name: VariantResults(task) for name in runs}
     names = [each.name for each in about.outputs]
-    size = _count_most(about)
+    # As many inputs with their outputs as a message may hold.
+    tensors = [*about.inputs, *about.outputs]
+    size = sum(np.dtype(each.dtype).itemsize * math.prod(each.shape) for each in tensors)
+    size = int(np.clip(_MOST_BYTES // max(1, size), 1, _MOST))
     for begin in range(0, len(examples), size):
         now = examples[begin : begin + size]
         read = [read_example(about, example) for example in now]
@@ -210,13 +213,6 @@ def run_examples(
                 results[name].best.append((best[0]["class"], best[0]["share"]) if best else None)
         say(f"{about.name}: {begin + len(now)} of {len(examples)} examples")
     return results
-
-
-def _count_most(about: Any) -> int:
-    """Return how many inputs with their outputs a message may hold."""
-    tensors = [*about.inputs, *about.outputs]
-    size = sum(np.dtype(each.dtype).itemsize * math.prod(each.shape) for each in tensors)
-    return int(np.clip(_MOST_BYTES // max(1, size), 1, _MOST))
 
 
 def _score(

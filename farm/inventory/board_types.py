@@ -23,7 +23,6 @@ Item = TypeVar("Item", bound=Hashable)
 # The link target in Zig's form.
 LinkTriple = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")]
 
-
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 HOST = "host"
@@ -136,11 +135,6 @@ class BoardType(documents.StrictModel):
         usable = sum(len(cluster.cpus) for cluster in self.clusters if not cluster.isolated)
         if self.target and self.clusters and self.target.num_cores > usable:
             raise ValueError(f"target.num-cores is {self.target.num_cores}, but clusters have {usable} usable CPUs")
-        self._check_clusters()
-        self._check_power_modes(set(cpus))
-        return self
-
-    def _check_clusters(self) -> None:
         for cluster in self.clusters:
             if cluster.zone and cluster.zone not in self.thermal.zones:
                 raise ValueError(f"clusters: the zone of {cluster.name}, {cluster.zone}, is not among thermal.zones")
@@ -148,6 +142,8 @@ class BoardType(documents.StrictModel):
                 floor, top = cluster.memory_floor_hz[-1][1], self.memory.freqs_hz[-1]
                 if floor > top:
                     raise ValueError(f"clusters: {cluster.name} asks for a memory clock of {floor}, above all: {top}")
+        self._check_power_modes(set(cpus))
+        return self
 
     def _check_power_modes(self, cpus: set[int]) -> None:
         ids = [mode.id for mode in self.power_modes]
@@ -188,7 +184,12 @@ def load_board_types(extra_folder: pathlib.Path | None = None) -> dict[str, Boar
                 "Give it another name.",
             )
         types |= extra
-    _require_distinct(types)
+    # No two types may detect the same board.
+    owners: dict[str, str] = {}
+    for board_type in types.values():
+        for mark in (*board_type.detect.compatible, *board_type.detect.models):
+            if (owner := owners.setdefault(mark, board_type.name)) != board_type.name:
+                raise UsageError(f"the board types {owner} and {board_type.name} both detect {mark!r}")
     return types
 
 
@@ -213,15 +214,6 @@ def describe_watts(name: str, rails: Collection[str] = ()) -> str:
     found = [errors.get(rail) for rail in rails or (board_type.power.total if board_type else ())]
     known = [error for error in found if error is not None]
     return f"watts fitted, {max(known):.0%}" if known and len(known) == len(found) else "watts assumed"
-
-
-def _require_distinct(types: Mapping[str, BoardType]) -> None:
-    """Raise UsageError if two types would detect the same board."""
-    owners: dict[str, str] = {}
-    for board_type in types.values():
-        for mark in (*board_type.detect.compatible, *board_type.detect.models):
-            if (owner := owners.setdefault(mark, board_type.name)) != board_type.name:
-                raise UsageError(f"the board types {owner} and {board_type.name} both detect {mark!r}")
 
 
 def _read_folder(folder: pathlib.Path) -> dict[str, BoardType]:

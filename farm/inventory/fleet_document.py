@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -21,7 +20,6 @@ from farm.inventory.power_commands import Command, PowerCommands
 MAX_EXPANDED = 1000
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _MOST_DIGITS = 12
-
 
 LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
 
@@ -179,8 +177,3 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
             f"{detail['input']!r} cannot be in a label: {foreign.say_plainly(detail['msg'])}",
             "Keys are lower-case letters and digits, with . _ - / between them.",
         ) from error
-
-
-def read_groups(path: pathlib.Path) -> Group:
-    """The outermost group of a fleet file. Raises UsageError naming line and key of every error."""
-    return documents.read_located(path, Group)

@@ -40,10 +40,7 @@ _ONLY_FOR = {
     "time": ("virtual",),
     "meter": ("ssh", "virtual"),
 }
-_ASKS = {
-    "transport": "ssh, direct or virtual",
-    "type": "a board type",
-}
+_ASKS = {"transport": "ssh, direct or virtual", "type": "a board type"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +56,15 @@ class FleetBoard:
     @property
     def where(self) -> str:
         """Its transport in a few words."""
-        return describe_transport(self.transport)
+        match self.transport:
+            case Virtual(seed, faults, live, _):
+                return ", ".join((f"virtual, seed {seed}", *["live"] * live, *(f"fault {fault}" for fault in faults)))
+            case Direct(on_demand=True):
+                return "this machine, while a command uses it"
+            case Direct(port):
+                return "direct" if port is None else f"direct, port {port}"
+            case Ssh(host, user, port):
+                return f"ssh {user}{'@' if user else ''}{addresses.join(host, port)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +75,13 @@ class Fleet:
     boards: tuple[FleetBoard, ...]
 
 
-def describe_transport(transport: Transport) -> str:
-    """Describe a transport in a few words."""
-    match transport:
-        case Virtual(seed, faults, live, _):
-            return ", ".join((f"virtual, seed {seed}", *["live"] * live, *(f"fault {fault}" for fault in faults)))
-        case Direct(on_demand=True):
-            return "this machine, while a command uses it"
-        case Direct(port):
-            return "direct" if port is None else f"direct, port {port}"
-        case Ssh(host, user, port):
-            return f"ssh {user}{'@' if user else ''}{addresses.join(host, port)}"
-
-
 def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
     """Read and check a fleet file; `types` are the known board types (default: all).
 
     Relative paths of key files and power commands start at the file's folder. Raises UsageError naming lines and keys.
     """
     types = load_board_types() if types is None else types
-    document = fleet_document.read_groups(path)
+    document = documents.read_located(path, fleet_document.Group)
     reading = _Reading(path.absolute().parent, types)
     reading.read_group(document, {}, ())
     reading.require_distinct()

@@ -99,8 +99,7 @@ class FarmBuilder(ms.builder.PyBuilder):
             raise UsageError(f"timeout_sec must be above 0, not {timeout_sec}")
         settings = farm_settings.load()
         log = settings.home_path / "logs" / "script-compilers.log"
-        cache = str(settings.home_path / "cache" / "zig")
-        environment = {"FARM_ZIG_CACHE": cache, **os.environ}
+        environment = {"FARM_ZIG_CACHE": str(settings.home_path / "cache" / "zig"), **os.environ}
         self._pid = os.getpid()
         self.compilers = Compilers(
             max_workers or settings.build_workers or len(os.sched_getaffinity(0)),

@@ -219,20 +219,15 @@ def read_file(path: Path, *, is_ours: bool = False) -> RecordBundle:
         data = (gzip.GzipFile(fileobj=file) if packed else file).read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ValueError("it is too large")
-        _refuse_others(data.partition(b"\n")[0])
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = json.loads(data.partition(b"\n")[0])
+            if isinstance(entry, dict) and ({"input", "config"} <= entry.keys() or {"i", "r"} <= entry.keys()):
+                raise LookupError("it is a log of AutoTVM or AutoScheduler, which this TVM no longer has; tune again")
+            if isinstance(entry, list):
+                raise TypeError("it is one of MetaSchedule's two files; give their folder to `farm record import`")
         bundle = parse(json.loads(data.decode(), object_pairs_hook=_to_object))
     require_sound(bundle, str(path), is_ours=is_ours)
     return bundle
-
-
-def _refuse_others(line: bytes) -> None:
-    """Raise ValueError for the first line of another tuner's file."""
-    with contextlib.suppress(ValueError, RecursionError):
-        entry = json.loads(line)
-        if isinstance(entry, dict) and ({"input", "config"} <= entry.keys() or {"i", "r"} <= entry.keys()):
-            raise LookupError("it is a log of AutoTVM or AutoScheduler, which this TVM no longer has; tune again")
-        if isinstance(entry, list):
-            raise TypeError("it is one of MetaSchedule's two files; give their folder to `farm record import`")
 
 
 def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -292,7 +287,9 @@ def read_database(
     given = {"pipeline": pipeline}
     for name, key in ((WORKLOADS, "workloads"), (TUNING_RECORDS, "tuning_records")):
         with blamed(folder / name):
-            given[key] = _read_text(folder / name)
+            if (folder / name).stat().st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            given[key] = (folder / name).read_text(encoding="utf-8")
     what = f"{folder} holds no records that can be read"
     answer = confined.call(f"{__package__}.database:read_files", json.dumps(given).encode(), what, _LIMITS)
     with blamed(folder / TUNING_RECORDS):
@@ -336,12 +333,6 @@ def require_sound(bundle: RecordBundle, source: str, *, is_ours: bool = True) ->
             f"{source}: the workload {first} ({names[first]}) is invalid: {reason}{others}",
             "Nothing was imported. At the source, `farm store check` names the wrong rows.",
         )
-
-
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError("it is too large")
-    return path.read_text(encoding="utf-8")
 
 
 def _write_database(bundle: RecordBundle, folder: Path) -> int:

@@ -205,7 +205,12 @@ class FarmRunner(ms.runner.PyRunner):
                 arguments=tuple(_to_argument(about) for about in each.args_info),
                 limits=dataclasses.replace(self._spec.limits, threads=threads),
             )
-            library = _read_library(Path(str(each.artifact_path)))
+            if (path := Path(str(each.artifact_path))).suffix != ".so":
+                raise UsageError(
+                    f"a FarmRunner measures linked libraries, not {path.name}",
+                    "Pass FarmBuilder() to `tune_*` as well.",
+                )
+            library = path.read_bytes()
             require_runnable(library, description)
             work = self._boards.run(functools.partial(DrivenBoard.measure, spec=spec, library=library))
             futures.append(FarmFuture(self._crew.start(work), self.board_type))
@@ -256,15 +261,6 @@ def _plan_spec(
         seed=settings.seed,
         limits=Limits(timeout_s=timeout_sec or settings.measure_timeout_s, memory_bytes=settings.measure_memory_bytes),
     )
-
-
-def _read_library(path: Path) -> bytes:
-    """Read a built library. Raises UsageError for a builder whose output boards cannot load."""
-    if path.suffix != ".so":
-        raise UsageError(
-            f"a FarmRunner measures linked libraries, not {path.name}", "Pass FarmBuilder() to `tune_*` as well."
-        )
-    return path.read_bytes()
 
 
 def require_runnable(library: bytes, description: Mapping[str, Any]) -> None:

@@ -25,7 +25,6 @@ from farm.version import __version__
 
 PREFIX = "tvm_farm_"
 
-
 # From the quickest answer of a board to the deadline of one that hangs.
 _PROBE_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 HOST = "127.0.0.1"

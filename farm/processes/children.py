@@ -22,7 +22,6 @@ from farm.processes import home_log
 # After this long up, the next end has a new reason: restart with short pauses.
 STABLE_S = 30.0
 
-
 # The end of a command's output, for people: a line or two.
 _SAID_BYTES = 400
 # For a child to end after SIGTERM; then its group is killed.

@@ -42,7 +42,6 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _RIGHTS[3] | _RIGHTS[5]
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _NETWORK, _SCOPES = 0b11, 0b11  # binding and connecting TCP (ABI 4); abstract sockets and signals (ABI 6)
 
-
 # Refused: sockets, access to other processes (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork, leaving the
 # process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
 _MODERN = (425, 426, 427, 424, 434, 438)  # io_uring_*, pidfd_send_signal, pidfd_open, pidfd_getfd
@@ -100,13 +99,9 @@ def _limit(which: int, value: int) -> None:
     resource.setrlimit(which, (value, value))
 
 
-def _landlock_abi() -> int:
-    return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
-
-
 def _restrict_files(folder: Path) -> None:
-    abi = _landlock_abi()
-    if not abi:
+    abi = int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    if abi <= 0:
         return
     rights = sum(value for since, value in _RIGHTS.items() if since <= abi)
     attributes = struct.pack("=QQQ", rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)

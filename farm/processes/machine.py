@@ -94,7 +94,9 @@ def is_gone(identity: Mapping[str, Any] | None) -> bool:
     if not identity:
         return False
     if not is_here(identity):
-        return _was_before_restart(identity)
+        # Gone if it ran here before the last boot, which is not known of containers.
+        host, namespaces = socket.gethostname(), {identity.get("namespace"), read_namespace()}
+        return identity["host"] == host and identity.get("boot") != read_boot() and namespaces == {_HOST_NAMESPACE}
     try:
         process = psutil.Process(identity["pid"])
         # Some containers reap no orphans: a killed process's zombie works on nothing.
@@ -109,12 +111,6 @@ def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
     """
     living = store.engines.fetch_living()
     return lambda engine: is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living)
-
-
-def _was_before_restart(identity: Mapping[str, Any]) -> bool:
-    """Whether a process ran here before the last boot. Unknown for containers."""
-    host, namespaces = socket.gethostname(), {identity.get("namespace"), read_namespace()}
-    return identity["host"] == host and identity.get("boot") != read_boot() and namespaces == {_HOST_NAMESPACE}
 
 
 @contextlib.contextmanager

@@ -55,7 +55,6 @@ START_S = 180.0
 REMOVE_S = 120.0
 _RECONNECTS = 3
 
-
 # Reserves a board while its agent restarts; raises FarmError if it is in use.
 Hold = Callable[[str], AbstractContextManager[object]]
 
@@ -134,7 +133,9 @@ class Provisioner(StepRunner):
         survey = self._check(shell, layout, files)
         bundle, plan = self._step("bundle", lambda: self._find_bundle(survey, layout, files))
         if bundle is None or self._job.dry_run:
-            return self._tell_plan(plan)
+            for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
+                self._note_step(name, StepStatus.WOULD if name in plan.needed else StepStatus.ALREADY, "")
+            return ProvisioningOutcome.PLANNED
         key = bundle.manifest.key
         try:
             self._install(shell, layout, bundle, plan)
@@ -378,8 +379,3 @@ class Provisioner(StepRunner):
         return {StepStatus.ALREADY: ProvisioningOutcome.UNCHANGED, StepStatus.WOULD: ProvisioningOutcome.PLANNED}.get(
             status, ProvisioningOutcome.REMOVED
         )
-
-    def _tell_plan(self, plan: ProvisioningPlan) -> ProvisioningOutcome:
-        for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
-            self._note_step(name, StepStatus.WOULD if name in plan.needed else StepStatus.ALREADY, "")
-        return ProvisioningOutcome.PLANNED

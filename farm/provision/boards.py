@@ -27,7 +27,6 @@ PURPOSE = "provision"
 WAIT_S = 15.0
 _LOOK_S = 0.25
 
-
 # The agent retries its tracker every second or two; a slow board needs more time to register.
 FIND_TIMEOUT_S = 45.0
 # An interrupted step ends with the connection, at once; closing it takes up to 2 s.

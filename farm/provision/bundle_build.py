@@ -30,7 +30,6 @@ _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
 # A board's agent reads the same variable (device_agent/board_types.py): the user's types are included.
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
-
 # A board's files beside Python code, as named in a bundle.
 SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
 
@@ -64,7 +63,10 @@ def pack_agent(source: Path, folder: Path, added: Mapping[str, bytes] | None = N
         if path.is_file() and "__pycache__" not in path.parts
     }
     contents |= added or {}
-    for types in _type_folders():
+    folders = [require_inventory_folder() / "board_types"]
+    if extra := os.environ.get(_EXTRA_FOLDER_VARIABLE):
+        folders.append(Path(extra).expanduser())
+    for types in folders:
         for path in sorted(types.glob("*.yaml")):
             contents[f"farm/inventory/data/board_types/{path.name}"] = path.read_bytes()
     info = f"tvm_farm-{version}.dist-info"
@@ -80,13 +82,6 @@ def pack_agent(source: Path, folder: Path, added: Mapping[str, bytes] | None = N
     wheel = folder / f"tvm_farm-{version}-{tag}.whl"
     pack_wheel(wheel, contents, f"{info}/RECORD")
     return wheel
-
-
-def _type_folders() -> list[Path]:
-    folders = [require_inventory_folder() / "board_types"]
-    if extra := os.environ.get(_EXTRA_FOLDER_VARIABLE):
-        folders.append(Path(extra).expanduser())
-    return folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +126,10 @@ def build_bundle(recipe: BundleRecipe, output: Path, note: Callable[[str], None]
             folder = Path(text)
             managed = _add_interpreter(recipe, folder, note)
             unpacked = _add_wheels(recipe, folder, note)
-            _add_uv(recipe, folder)
+            place = folder / "uv"
+            program = interpreters.fetch_uv(recipe.arch, place)
+            (place / "uv.gz").write_bytes(gzip.compress(program.read_bytes(), mtime=0))
+            program.unlink()
             for name in SERVICE_FILES:
                 (folder / name).write_text(read_resource(name), encoding="utf-8")
             files = {
@@ -310,10 +308,3 @@ def _line(wheel: Path) -> str:
     """A requirement line for a wheel as packed, TVM's slimmed wheel included."""
     name, version = wheel.name.split("-")[:2]
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-
-
-def _add_uv(recipe: BundleRecipe, folder: Path) -> None:
-    place = folder / "uv"
-    program = interpreters.fetch_uv(recipe.arch, place)
-    (place / "uv.gz").write_bytes(gzip.compress(program.read_bytes(), mtime=0))
-    program.unlink()

@@ -25,7 +25,6 @@ _PLACES = {
     "supervisor.py": "deploy/board/supervisor.py",
 }
 
-
 ROOT_PREFIX = "/opt/tvm-farm"
 # Below the home of a login without root's rights.
 HOME_PREFIX = ".local/share/tvm-farm-board"

@@ -43,8 +43,7 @@ class BoardShell:
         own = f"(umask 077; : >>{lock}) && chmod 600 {lock}"
         script = shlex.quote(self._prepare(script))
         held = f"{own} && exec flock -o -w {int(LOCK_TIMEOUT_S)} -E {_LOCKED} {lock} sh -c {script}"
-        command = f"sh -c {shlex.quote(held)}"
-        return self._run(command, timeout_s + LOCK_TIMEOUT_S, what)
+        return self._run(f"sh -c {shlex.quote(held)}", timeout_s + LOCK_TIMEOUT_S, what)
 
     def _prepare(self, script: str) -> str:
         return f"set -eu\numask 022\nLC_ALL=C; export LC_ALL\n{script}"

@@ -25,7 +25,6 @@ MARKER = "tvm-farm-board"
 _MAX_REFUSAL = 300
 TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
 
-
 # By line: the newest known release, its JetPack, and its chips. NVIDIA's archive of Jetson Linux; the table of
 # jetson-stats (rbonghi/jetson_stats, jtop/core/jetson_variables.py); OE4T/meta-tegra (38.4.0 is JetPack 7.1).
 _LINES = {

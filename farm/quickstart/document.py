@@ -70,7 +70,15 @@ def make_document(
         "records_reused": tuned.recalled,
         "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.get("records", 0)},
         "workloads": [_describe_task(task) for task in tuned.tasks],
-        "measurement": _describe_measurement(final, compiled, isolation),
+        "measurement": {
+            "runs": final["runs"],
+            "threads": final["threads"],
+            "interval": "95 % bootstrap confidence interval of the median",
+            "untuned": f"TVM's own default schedules, graph pipeline {compile.UNTUNED_PIPELINE}",
+            "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
+            "tuned": f"graph pipeline {compiled.pipeline}, {_say_sources(final, compiled)}",
+            "isolation": isolation,
+        },
         "environment": _describe_environment(tuned),
         "notes": [*notes, *reason, *doubts],
         "report": {name: str(out / file) for name, file in _FILES.items()},
@@ -85,18 +93,6 @@ def _describe_task(task: Mapping[str, Any]) -> dict[str, Any]:
         "best_gflops": campaign_rows.find_gflops(task),
         "latency_us": task["best_s"] * 1e6 if task["best_s"] else None,
         "trials": task["counted"],
-    }
-
-
-def _describe_measurement(final: Mapping[str, Any], compiled: compile.Compiled, isolation: str) -> dict[str, Any]:
-    return {
-        "runs": final["runs"],
-        "threads": final["threads"],
-        "interval": "95 % bootstrap confidence interval of the median",
-        "untuned": f"TVM's own default schedules, graph pipeline {compile.UNTUNED_PIPELINE}",
-        "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
-        "tuned": f"graph pipeline {compiled.pipeline}, {_say_sources(final, compiled)}",
-        "isolation": isolation,
     }
 
 

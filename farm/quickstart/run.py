@@ -49,12 +49,6 @@ _WAIT_S = 120.0
 SLOWEST_S = 0.6
 
 
-def find_own_type() -> BoardType | None:
-    """Return the board's type where it runs its own code; None where it runs this machine's."""
-    kind = require_board_type(BOARD_TYPE)
-    return kind if emulation.runs_own_code(kind) else None
-
-
 def sweep_virtual_board(
     source: ModelSource,
     inputs: Arrays,
@@ -223,7 +217,8 @@ def _compile_swept(
     """Compile the model for the swept board: with stock TVM for a target, and its board, if that runs this machine's
     code; else with ours, None if the board runs this machine's code.
     """
-    own = find_own_type()
+    kind = require_board_type(BOARD_TYPE)
+    own = kind if emulation.runs_own_code(kind) else None
     if own is not None:
         pipeline = own.pipeline if stock is None else compile.UNTUNED_PIPELINE
         return _compile(source, shapes, to_config(find_target(own, True)), pipeline, None, own)
@@ -245,8 +240,7 @@ def _sweep(
     """
     if not request.sweep:
         return None, None
-    shapes = to_variant(request.source, request.inputs).shapes
-    commands = list_commands(request.source, shapes)
+    commands = list_commands(request.source, to_variant(request.source, request.inputs).shapes)
     slow = find_slow(final)
     what = "Untuned code was" if compiled else "The model was"
     left_out = {"what": what, "why": "; ".join(slow.values()), "commands": commands} if slow else None

@@ -123,7 +123,9 @@ def _plan_boards(boards: Rows, name: str, *, simulated: bool) -> Chart:
             marks.append(Marks(counts, places, colour, label, bars=0.66, starts=starts))
             starts = tuple(map(sum, zip(starts, counts, strict=True)))
     marks.append(Marks(starts, places, charts.FAINT, texts=tuple(f"{each:,.0f}" for each in starts)))
-    factor, unit = _choose_span(max(each["board_hours"] for each in shown))
+    longest_h = max(each["board_hours"] for each in shown)
+    # The unit in which that has a digit before the point.
+    factor, unit = (1.0, "h") if longest_h >= 1 else (60.0, "min") if longest_h >= 1 / 60 else (3600.0, "s")
     held = tuple(each["board_hours"] * factor for each in shown)
     hours = Marks(held, places, charts.GREY, bars=0.66, texts=tuple(f"{each:,.1f}" for each in held))
     rows = ChartAxis(rows=tuple(each["board"] for each in shown))
@@ -136,11 +138,6 @@ def _plan_boards(boards: Rows, name: str, *, simulated: bool) -> Chart:
         f"trials of every board, and the time that they held it{left_out}", panels, 0.7 + 0.32 * len(shown), simulated,
         widths=(2.0, 1.0), shared="y",
     )  # fmt: skip
-
-
-def _choose_span(hours: float) -> tuple[float, str]:
-    """Return the factor from hours, and the unit, in which a span has a digit before the point."""
-    return (1.0, "h") if hours >= 1 else (60.0, "min") if hours >= 1 / 60 else (3600.0, "s")
 
 
 def plan_winners(winners: Rows, name: str, *, simulated: bool) -> Chart:

@@ -195,7 +195,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_keep_together,
+        # A clock and its unit stay on one line.
+        finalize=lambda value: value.replace(" MHz", "\N{NO-BREAK SPACE}MHz") if type(value) is str else value,
     )
     environment.filters["markdown_table"] = _write_table
     return environment
@@ -211,8 +212,3 @@ def _write_table(table: PageTable) -> str:
 def _write_cell(cell: Cell) -> str:
     text = f"`{cell.text}`" if cell.kind == CODE and cell.text else cell.text
     return f"{text} ({cell.note})" if cell.note else text
-
-
-def _keep_together(value: object) -> object:
-    """Keep a clock and its unit on one line."""
-    return value.replace(" MHz", "\N{NO-BREAK SPACE}MHz") if type(value) is str else value

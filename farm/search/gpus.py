@@ -14,7 +14,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core
 from farm.settings import Settings
-from farm.values import is_for_gpu, read_pipeline
+from farm.values import read_pipeline
 
 # The graph pipelines for GPUs; a board type with one is tuned and compiled for its GPU.
 PIPELINE, EXACT_PIPELINE = "gpu/2", "gpu/2-exact"
@@ -78,11 +78,6 @@ def require_device(board_type: BoardType, device: str) -> BoardType:
     plan_gpu(board_type)
     exact, _ = read_pipeline(board_type.pipeline)
     return board_type.model_copy(update={"pipeline": EXACT_PIPELINE if exact else PIPELINE})
-
-
-def name_device(board_type: BoardType) -> str:
-    """Return the device that `require_device` chose for a board type."""
-    return GPU if is_for_gpu(board_type.pipeline) else CPU
 
 
 def list_devices(device: str) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ _BACKOFF = Backoff(first_s=60.0, last_s=3600.0)
 _LIMIT_S = 180.0
 LOG_FILE = "take-over.log"
 
-
 # The loop does deferred work at once; it is busy for seconds only while the tracker restarts.
 _LOOP_TIMEOUT_S = 40.0
 # A command that started us connects at once; a killed one never does.
@@ -233,9 +232,7 @@ class Daemon:
                 "restarts": keeper.tracker_restarts,
             },
             "metrics": None if self._metrics is None else f"http://{self._metrics[0]}:{self._metrics[1]}/metrics",
-            "probe_worker": {
-                "busy_with": sorted(keeper.probing.busy),
-            },
+            "probe_worker": {"busy_with": sorted(keeper.probing.busy)},
             "boards": [
                 {
                     "name": board.name,

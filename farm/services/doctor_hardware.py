@@ -183,8 +183,7 @@ class HardwareChecks:
         if missing:
             said = f"the type has {', '.join(missing)}, and the board shows {', '.join(about.rails) or 'no rail'}"
             raise PermanentError(
-                "; ".join([said, *notes]),
-                "Its sensor may be dead, or its driver not loaded: energy cannot be known.",
+                "; ".join([said, *notes]), "Its sensor may be dead, or its driver not loaded: energy cannot be known."
             )
         if not about.rails:
             return Doubt("neither the type nor the board has a power sensor: energy is unknown, not zero")

@@ -45,7 +45,6 @@ Class = Literal[
 ]  # fmt: skip
 CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
 
-
 # For one attempt to send a notice.
 TIMEOUT_S = 10.0
 # What a server may answer to be asked again.

@@ -30,7 +30,6 @@ _TRIES_ON = 2
 # Time of the lease beyond the commands'.
 _MARGIN_S = 30.0
 
-
 # Probes that failed in a row: one may be a hiccup.
 FAILED_PROBES = 2
 # Not connected for this long, without a refusal: longer than a reboot of a Jetson takes.
@@ -202,8 +201,7 @@ class Powering:
 
     def _cycle(self, name: str, commands: PowerCommands, lease: Lease) -> None:
         try:
-            said = switch(name, commands, "cycle", self._ending)
-            result = (Kind.POWER_CYCLED, said)
+            result = (Kind.POWER_CYCLED, switch(name, commands, "cycle", self._ending))
         except FarmError as error:
             result = (Kind.POWER_FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - the edge of a thread: the board must not stay leased

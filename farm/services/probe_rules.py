@@ -32,7 +32,6 @@ SETTLE_S = 2.0
 # Passes in quick succession would prove only one moment.
 QUARANTINE_PAUSE_S = 30.0
 
-
 # A virtual board's time depends on the golden kernel's cost on this machine, which is measured anew where the cache was
 # deleted, perhaps beside other programs. Wrong clocks of a board differ by more than this.
 SIMULATED_TOLERANCE = 0.30
@@ -72,11 +71,7 @@ def note_report(past: ProbePast | None, report: Mapping[str, Any], now_s: float)
 
 
 def plan_probes(
-    rows: Sequence[BoardInfo],
-    past: Mapping[str, ProbePast],
-    busy: Collection[str],
-    now_s: float,
-    interval_s: float,
+    rows: Sequence[BoardInfo], past: Mapping[str, ProbePast], busy: Collection[str], now_s: float, interval_s: float
 ) -> list[str]:
     """Return the boards to probe now, the most urgent first, so that with `busy` ones at most `MOST_AT_ONCE` run.
 

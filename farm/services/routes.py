@@ -36,7 +36,6 @@ _WANTED_S = 60.0
 
 _log = logging.getLogger(__name__)
 
-
 # The pause before a refused login is tried again; the key may have been corrected.
 FINAL_RETRY_S = 30.0
 # Where `device-agent metrics` listens on the board, by its own default.

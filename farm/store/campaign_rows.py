@@ -22,7 +22,6 @@ KILLED = "its engine was killed while it was"
 
 ENDED_BY_FAULT = "its engine ended: "
 
-
 NOT_TAKEN = "no engine began with it"
 
 _IS_OVER = sa.or_(*(schema.campaigns.c.state == str(state) for state in CampaignState if state.over))

@@ -24,7 +24,6 @@ HEAD = "0013"
 # How long to wait for another command's transaction.
 BUSY_TIMEOUT_S = 30.0
 
-
 # One open database, safe for several threads and processes. A string: PostgreSQL's driver is an optional dependency.
 Database: TypeAlias = "sqlite.SqliteDatabase | postgresql.PostgresqlDatabase"
 # Append-only tables, with the name of their rows.

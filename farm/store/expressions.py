@@ -13,7 +13,6 @@ from farm.store.schema import campaigns, trials
 # What a trial and the record of its candidate share.
 OF_CANDIDATE = ("workload", "board_type", "operating_point", "simulated", "candidate")
 
-
 # Imported trials may hold any number: a median outside these bounds is no time that a run takes.
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
 # The state of the campaign that imported trials are kept under.

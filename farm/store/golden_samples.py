@@ -8,10 +8,7 @@ import sqlalchemy as sa
 
 from farm.store import expressions, schema
 from farm.store.session import StorePart
-from farm.store.standing import (
-    note_seen,
-    require_row,
-)
+from farm.store.standing import note_seen, require_row
 from farm.values import GoldenSample
 
 # Weeks of idle probes; older samples say nothing about the board today.

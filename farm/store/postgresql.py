@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
+from farm.foreign import find_first_line
 from farm.store import database, expressions, schema
 from farm.store.clock import Instant
 
@@ -123,7 +124,7 @@ class PostgresqlDatabase:
     def translate(self, error: BaseException) -> FarmError:
         """See `SqliteDatabase`. Classes of SQLSTATE: PostgreSQL's documentation, appendix A."""
         state = getattr(error, "sqlstate", None) or ""
-        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        text = find_first_line(error)
         if state.startswith(("22", "23")):  # an invalid value or row
             return InternalError(f"the store {self.location} refused a row: {text}")
         if state == "55P03":

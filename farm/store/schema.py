@@ -8,7 +8,6 @@ import sqlalchemy as sa
 Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
-
 metadata = sa.MetaData()
 
 # One row: the store's unique identity, which qualifies fencing tokens.
@@ -281,12 +280,8 @@ trials = sa.Table(
 
 # Trials by status, maintained on insert: counting would read the whole table.
 trial_counts = sa.Table(
-    "trial_counts",
-    metadata,
-    sa.Column("status", Text, primary_key=True),
-    sa.Column("trials", Integer, nullable=False),
+    "trial_counts", metadata, sa.Column("status", Text, primary_key=True), sa.Column("trials", Integer, nullable=False)
 )
-
 
 # `origin` names the farm and campaign of an imported record, null for one made here.
 records = sa.Table(

@@ -61,12 +61,6 @@ def find_foreign(connection: sqlite3.Connection) -> list[str]:
     return [problem for row in rows if (problem := _judge(known, *map(_to_text, row)))]
 
 
-def find_missing_indexes(connection: sqlite3.Connection) -> list[str]:
-    """The indexes of the current schema that a file lacks."""
-    there = {_to_text(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    return sorted(name for (kind, name) in _list_known() if kind == "index" and name not in there)
-
-
 def _judge(known: dict[tuple[str, str], str], kind: str, name: str, sql: str) -> str:
     shown = f"the {kind} {name[:100]!r}"
     if kind == "table":
@@ -253,7 +247,8 @@ def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
             yield f"the table {table.name} has columns that are none of a farm's: {', '.join(foreign)}"
         elif _read_unique(connection, table.name) - _list_unique(table):
             yield f"the table {table.name} has unique columns that are none of a farm's"
-    for name in find_missing_indexes(connection):
+    indexes = {_to_text(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    for name in sorted({name for kind, name in _list_known() if kind == "index"} - indexes):
         yield f"the index {name} is missing"
     triggers = {row[0].decode() for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
     for name in sorted(_TRIGGERS - triggers):

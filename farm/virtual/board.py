@@ -115,8 +115,8 @@ class VirtualBoard:
     @property
     def load_average(self) -> float:
         """The kernel's load average over one minute."""
-        busy = self._piece.busy_cores
-        return busy + (self._load_average - busy) * math.exp(-self._passed_s / _LOAD_AVERAGE_S)
+        busy, passed_s = self._piece.busy_cores, self._piece.end_s - self._piece.start_s
+        return busy + (self._load_average - busy) * math.exp(-passed_s / _LOAD_AVERAGE_S)
 
     @property
     def uptime_s(self) -> float:
@@ -294,10 +294,6 @@ class VirtualBoard:
     @property
     def _piece(self) -> Piece:
         return self.history.pieces[-1]
-
-    @property
-    def _passed_s(self) -> float:
-        return self._piece.end_s - self._piece.start_s
 
     def _settle(self, at_s: float) -> None:
         """Begin a new piece at `at_s` with the changed state; find the next spontaneous change."""

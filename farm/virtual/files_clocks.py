@@ -132,14 +132,18 @@ def add_gpu_files(board: VirtualBoard, files: Files) -> None:
     files.fixed(f"{folder}/polling_interval", "25")
     files.fixed(f"{folder}/trans_stat", "From : To")
     if release in ("R28", "R32"):
-
-        def set_speed(text: str) -> None:
-            clock.speed_hz = parse_number(text)
-
-        files.add(f"{folder}/userspace/set_freq", lambda: str(clock.speed_hz), set_speed)
+        files.add(
+            f"{folder}/userspace/set_freq",
+            lambda: str(clock.speed_hz),
+            lambda text: setattr(clock, "speed_hz", parse_number(text)),
+        )
     # A gated GPU shows its last load; this model's did nothing.
     files.add(f"{device}/load", lambda: str(round(1000 * gpu.busy)))
-    files.add(f"{device}/railgate_enable", lambda: str(int(gpu.railgate)), _write_railgate(gpu))
+    files.add(
+        f"{device}/railgate_enable",
+        lambda: str(int(gpu.railgate)),
+        lambda text: setattr(gpu, "railgate", bool(parse_number(text))),
+    )
     files.add(f"{device}/power/control", lambda: gpu.power_control, _write_power_control(gpu))
     files.add(f"{device}/power/runtime_status", lambda: "suspended" if gpu.gated else "active")
     files.fixed(f"{device}/enable_3d_scaling", "1")
@@ -147,13 +151,6 @@ def add_gpu_files(board: VirtualBoard, files: Files) -> None:
     if masks - {0} or board.board_type.soc in ("t194", "t234"):
         mask = "fbp_pg_mask" if board.board_type.soc == "t234" else "tpc_pg_mask"
         files.add(f"{device}/{mask}", lambda: str(board.power_mode.power_gating if board.power_mode else 0))
-
-
-def _write_railgate(gpu: Gpu) -> Callable[[str], None]:
-    def write(text: str) -> None:
-        gpu.railgate = bool(parse_number(text))
-
-    return write
 
 
 def _write_power_control(gpu: Gpu) -> Callable[[str], None]:
@@ -170,11 +167,8 @@ def add_memory_files(board: VirtualBoard, files: Files) -> None:
     memory = board.memory
     if memory is None or board.board_type.memory is None:
         return
-
-    def set_cap(text: str) -> None:
-        memory.cap_hz = parse_number(text)
-
-    files.add(MEMORY_CAP.get(board.parameters.release, DEFAULT_MEMORY_CAP), lambda: str(memory.cap_hz), set_cap)
+    cap = MEMORY_CAP.get(board.parameters.release, DEFAULT_MEMORY_CAP)
+    files.add(cap, lambda: str(memory.cap_hz), lambda text: setattr(memory, "cap_hz", parse_number(text)))
     files.add(f"{_DEBUG}/clk/emc/clk_rate", lambda: str(board.memory_hz), private=True)
     if board.board_type.memory.driver == "override":
         _add_override(board, files, memory)
@@ -205,12 +199,14 @@ def _add_bpmp(board: VirtualBoard, files: Files, memory: MemoryClock) -> None:
         if memory.locked:  # else the kernel's next request undoes it
             memory.set_rate(hz)
 
-    def set_state(text: str) -> None:
-        memory.enabled = bool(parse_number(text))
-
     files.add(f"{folder}/mrq_rate_locked", lambda: str(int(memory.locked)), _write_lock(memory, board), private=True)
     files.add(f"{folder}/rate", lambda: str(board.memory_hz), set_rate, private=True)
-    files.add(f"{folder}/state", lambda: str(int(memory.enabled)), set_state, private=True)
+    files.add(
+        f"{folder}/state",
+        lambda: str(int(memory.enabled)),
+        lambda text: setattr(memory, "enabled", bool(parse_number(text))),
+        private=True,
+    )
     files.add(f"{folder}/min_rate", lambda: str(memory.table[0]), private=True)
     files.add(f"{folder}/max_rate", lambda: str(memory.highest_hz), private=True)
     rates = " ".join(str(hz // 1000) for hz in memory.table)

@@ -119,8 +119,7 @@ def _add_hwmon(board: VirtualBoard, files: Files, chip: Chip, folder: str) -> No
     files.add(f"{folder}/update_interval", lambda: str(round(chip.update_period_s * 1000)), set_interval)
     for index, rail in enumerate(chip.rails):
         number = index + 1
-        label = rail.name if rail else "NC"
-        files.fixed(f"{folder}/in{number}_label", label)
+        files.fixed(f"{folder}/in{number}_label", rail.name if rail else "NC")
         files.fixed(f"{folder}/in{number}_enable", "1")
         unread: Callable[[Chip, int], int] = lambda chip, channel: 0  # noqa: E731
         volt, ampere = (_millivolt, _milliampere) if rail else (unread, unread)

@@ -30,7 +30,6 @@ from farm.virtual.tree import CLOCKS, LOAD, PACE
 # TVM's name of a client's `time_evaluator`.
 _EVALUATOR = "runtime.RPCTimeEvaluator"
 
-
 # Assumed shares of the memory's bandwidth, per busy share of the board's cores: what governors make room for, and what
 # code moves that is not emulated.
 _TRAFFIC, _MOVED = 0.5, 0.1

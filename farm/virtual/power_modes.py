@@ -28,8 +28,7 @@ _CPU_NAMES = {
 def add_power_mode_files(board: VirtualBoard, files: Files) -> None:
     """Add the configuration file, if the type has power modes."""
     if board.board_type.power_modes and board.parameters.release:
-        text = render_configuration(board)
-        files.fixed(CONFIGURATION, text)
+        files.fixed(CONFIGURATION, render_configuration(board))
 
 
 def render_configuration(board: VirtualBoard) -> str:

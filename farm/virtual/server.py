@@ -72,8 +72,7 @@ class Server:
         self._order = itertools.count()
         self._paths = (path + ROOT_SUFFIX, path)
         for name, mode, privileged in ((path + ROOT_SUFFIX, 0o600, True), (path, 0o666, False)):
-            listener = _listen(name, mode)
-            self._selector.register(listener, selectors.EVENT_READ, privileged)
+            self._selector.register(_listen(name, mode), selectors.EVENT_READ, privileged)
 
     def serve(self) -> None:
         """Answer for ever."""
@@ -84,7 +83,9 @@ class Server:
                 else:
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
             self.board.advance()
-            self._send_late()
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, user, frame = heapq.heappop(self._late)
+                self._send(user, frame)
             if self._boots != self.board.boots:
                 self._boots = self.board.boots
                 for user in list(self._users):
@@ -168,11 +169,6 @@ class Server:
         if delay_s:
             heapq.heappush(self._late, (time.monotonic() + delay_s, next(self._order), user, frame))
         else:
-            self._send(user, frame)
-
-    def _send_late(self) -> None:
-        while self._late and self._late[0][0] <= time.monotonic():
-            _, _, user, frame = heapq.heappop(self._late)
             self._send(user, frame)
 
     def _send(self, user: _User, frame: bytes) -> None:

@@ -193,7 +193,12 @@ class VirtualTree:
 
     def write(self, path: str, text: str) -> None:
         if path == FAULT:
-            self._inject(text)
+            if not self.privileged:
+                raise refuse(errno.EACCES, FAULT)
+            try:
+                self.hardware.faults.inject(text)
+            except ValueError as error:
+                raise OSError(errno.EINVAL, str(error), FAULT) from error
             return
         self._answer()
         files, real = self._look_up(path)
@@ -293,14 +298,6 @@ class VirtualTree:
         self.board.advance()
         if self.hardware.faults.hangs:
             raise TimeoutError(errno.ETIMEDOUT, "the board does not answer")
-
-    def _inject(self, text: str) -> None:
-        if not self.privileged:
-            raise refuse(errno.EACCES, FAULT)
-        try:
-            self.hardware.faults.inject(text)
-        except ValueError as error:
-            raise OSError(errno.EINVAL, str(error), FAULT) from error
 
 
 def read_load(text: str, board: VirtualBoard) -> Load | None:

@@ -119,21 +119,16 @@ def make_app(settings: Settings, access: Access) -> FastAPI:
     )
     view = View(settings, access)
     app.state.view, app.state.hub = view, Hub(view.look)
-    app.include_router(api.router)
-    app.include_router(pages.router)
-    app.include_router(work_pages.router)
-    app.include_router(result_pages.router)
-    app.include_router(router)
+    for each in (api.router, pages.router, work_pages.router, result_pages.router, router):
+        app.include_router(each)
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route(
         "/live", watch, response_class=EventSourceResponse, include_in_schema=False,
         dependencies=[Depends(_require_room)],
     )  # fmt: skip
     app.add_middleware(Guard, access=access)
-    app.add_exception_handler(FarmError, _tell)
-    app.add_exception_handler(Refused, _tell)
-    app.add_exception_handler(HTTPException, _tell)
-    app.add_exception_handler(RequestValidationError, _tell)
+    for kind in (FarmError, Refused, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _tell)
     app.add_exception_handler(Exception, _tell_bug)
     return app
 
@@ -148,7 +143,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        app.state.view.close()
+        app.state.view.stores.close()
 
 
 async def _warm(view: View) -> None:

@@ -42,7 +42,11 @@ def show(chart: Chart) -> Markup:
             if name.strip() not in _LEFT_OUT:
                 element.set(name.strip(), _THEME.get(value.strip(), value.strip()))
         if marks := groups.get(element.get("id", "")):
-            _mark_points(element, marks)
+            # A slider finds each point by its key.
+            points = list(element.iter(f"{{{_SVG}}}use"))
+            for point, key, title in zip(points, marks.keys, marks.titles, strict=False):
+                point.attrib |= {"class": "point", "data-series": marks.key.split("-")[1], "data-key": key}
+                ElementTree.SubElement(point, f"{{{_SVG}}}title").text = title
         elif element.tag == f"{{{_SVG}}}g":
             element.attrib.pop("id", None)
         for own in (each for each in list(element) if each.tag.endswith(("metadata", "style"))):
@@ -53,14 +57,6 @@ def show(chart: Chart) -> Markup:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - ElementTree escapes texts
-
-
-def _mark_points(group: ElementTree.Element, marks: Marks) -> None:
-    """Give each point its key, by which a slider finds it, and its text."""
-    points = list(group.iter(f"{{{_SVG}}}use"))
-    for point, key, title in zip(points, marks.keys, marks.titles, strict=False):
-        point.attrib |= {"class": "point", "data-series": marks.key.split("-")[1], "data-key": key}
-        ElementTree.SubElement(point, f"{{{_SVG}}}title").text = title
 
 
 def plan_times(

@@ -103,8 +103,7 @@ def end_reservation(store: Store, name: str, reason: str, person: Person) -> Boa
 
     Raises UsageError where there is none, Refused.
     """
-    board = store.boards.require(name)
-    lease = board.lease
+    lease = store.boards.require(name).lease
     if lease is None or lease.kind != WorkKind.RESERVED:
         raise UsageError(f"{name} is not reserved", "`farm queue` shows who has it.")
     if not may_change(person, lease.owner):

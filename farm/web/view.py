@@ -129,10 +129,6 @@ class View:
         self._campaigns_at = 0.0
         self._campaigns: dict[str, str] = {}
 
-    def close(self) -> None:
-        """Close the stores."""
-        self.stores.close()
-
     def learn(self, store: Store) -> OverviewMark:
         """Read what is new in the store into memory."""
         mark = store.events.fetch_overview_mark()

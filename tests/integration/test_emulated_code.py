@@ -22,10 +22,10 @@ from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
 from farm.measure.answers import AgentAddress
 from farm.measure.blocking import BlockingSession
+from farm.virtual.agent import VirtualRig
 from farm.virtual.emulated.client import Emulation, Placed, ProgramError
 from farm.virtual.emulated.pipeline import load_core
 from farm.virtual.emulated.runs import Emulator, Execution, collect
-from farm.virtual.rig import VirtualRig
 from tests import together
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until

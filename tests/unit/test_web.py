@@ -370,7 +370,7 @@ def test_what_changes_is_sent_in_pieces(home: pathlib.Path) -> None:
     assert {"board-nano-04", "counts", "events"} <= parts.keys()
     assert not [name for name in parts if name.startswith("board-") and name != "board-nano-04"]
     assert "new fan" in parts["board-nano-04"]
-    view.close()
+    view.stores.close()
 
 
 def test_a_watcher_that_never_reads_holds_up_nobody() -> None:

@@ -128,8 +128,7 @@ class Active:
             clusters = {
                 each.name: each.cpus for each in require_board_type(lane.board_type).clusters if not each.isolated
             }
-            on_gpu = gpus.is_gpu(lane.of_type.target)
-            self.clocks[place] = format_clocks(outcome, clusters, on_gpu=on_gpu)
+            self.clocks[place] = format_clocks(outcome, clusters, on_gpu=gpus.is_gpu(lane.of_type.target))
 
     def note_history(self, counted: int, latencies: Mapping[str, float]) -> None:
         """Append a point to the latency curve, in bounded space."""

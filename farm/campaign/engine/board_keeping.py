@@ -185,7 +185,11 @@ class BoardKeeping:
         self._look_after_host()
         rows = {row.name: row for row in self._store.boards.fetch()}
         self._queue.look(list(rows.values()), self._yielding)
-        self._note_asked_back()
+        for name, reason in self._queue.asked_back(self._held).items():
+            if name not in self._yielding and name != self._host.name:
+                self._yielding.add(name)
+                self._note(f"{name} goes to {reason}")
+                self._events.append(AskedBack(name, reason))
         lost = {name for name, row in rows.items() if row.state is State.OFFLINE}
         offline = [held for held in self._held.values() if held.name in lost]
         for held in list(self._held.values()):
@@ -201,14 +205,6 @@ class BoardKeeping:
         if self._look_at:
             self._look_at = max(self._look_at, now + LOOK_REST * (time.monotonic() - now))
         return True
-
-    def _note_asked_back(self) -> None:
-        """Report boards that another user gets next."""
-        for name, reason in self._queue.asked_back(self._held).items():
-            if name not in self._yielding and name != self._host.name:
-                self._yielding.add(name)
-                self._note(f"{name} goes to {reason}")
-                self._events.append(AskedBack(name, reason))
 
     def _look_after_host(self) -> None:
         """Restart the processes of this machine's board, or end them once unwanted. Raises UnavailableError."""

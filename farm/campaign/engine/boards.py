@@ -139,21 +139,18 @@ class EngineBoards(BoardKeeping, Closing):
                         del self._kernels[held.board_type]
                 self._judge_reference_kernels(held)
             call.answer.set_result(dataclasses.replace(ended, result=outcome))
-        self._count_losses(held, outcome)
-        if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
-            self._look_at = 0.0  # the run may have made the board unfit
-        held.begin_next()
-        if doubt := held.blame.doubt:
-            self._leave(held, doubt.reason, _MISFIT_PAUSE_S if doubt.lasts else _TROUBLE_PAUSE_S)
-
-    def _count_losses(self, held: EngineBoard, outcome: Outcome) -> None:
-        """Restart this machine's agent if it was lost twice in a row and still runs."""
+        # This machine's agent starts anew if it was lost twice in a row and still runs.
         held.losses = held.losses + 1 if outcome.status is Status.BOARD_LOST else 0
         if held.host is not None and held.losses >= _LOSSES_IN_A_ROW:
             held.losses = 0
             held.host.restart_agent()
             self._store.events.add("stopped", held.key, "its agent did not answer")
             self._look_at = 0.0
+        if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
+            self._look_at = 0.0  # the run may have made the board unfit
+        held.begin_next()
+        if doubt := held.blame.doubt:
+            self._leave(held, doubt.reason, _MISFIT_PAUSE_S if doubt.lasts else _TROUBLE_PAUSE_S)
 
     def _send_reference_kernel(self, held: EngineBoard) -> None:
         kernel, is_ready = self._kernels.get(held.board_type), held.connecting is None and not held.over

@@ -140,10 +140,7 @@ class BuildFarm(Closing):
         return answer
 
     def poll(self) -> None:
-        """Answer what ended, and go on. Never waits.
-
-        Raises UnavailableError where no machine can start a compiler.
-        """
+        """Answer what ended, and go on. Never waits. Raises UnavailableError where no machine can start a compiler."""
         if self._settings.ray_address:
             self._follow_cluster()
         for machine in list(self._machines.values()):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import (
@@ -33,7 +32,7 @@ from farm.processes.machine import is_gone, process_identity
 from farm.search.tuners.decisions import ForeignTrial, SearchTask
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder
+from farm.types.campaigns import Budget, FleetCampaign, Order
 from farm.values import SEARCH_TRIAL
 
 # How often the store is read and written. An operator waits for the sum at most.
@@ -74,7 +73,9 @@ class CampaignOrders:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             rows = self._store.campaigns.fetch(over=False)
-            self._raise_if_replaced(rows)
+            mine = {row.name for row in rows if row.engine == process_identity()}
+            if lost := sorted(self.active.keys() - mine):
+                raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
             for row in rows:
                 self._hear(row)
         if any(active.campaign.status is not Status.PAUSED for active in self.active.values()):
@@ -143,12 +144,6 @@ class CampaignOrders:
         for row in self._store.campaigns.fetch(over=False):
             if row.name in self.active and row.state == "paused":
                 self._store.campaigns.note(row.id, "paused", row.reason, {})
-
-    def _raise_if_replaced(self, rows: Sequence[FleetCampaign]) -> None:
-        """Raise StoreFaultError where another engine took over a campaign: this one gave no heartbeat for too long."""
-        mine = {row.name for row in rows if row.engine == process_identity()}
-        if lost := sorted(self.active.keys() - mine):
-            raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
 
     def _hear(self, row: FleetCampaign) -> None:
         """Carry out what is asked of a campaign."""
@@ -235,7 +230,15 @@ class CampaignOrders:
             foreign = fetch_foreign(self._store, task) if order.search.warm_start else []
             return to_search_task(workloads[key.board_type, key.workload], task), known, under_way, foreign
 
-        settings = to_search_settings(order.search, self._settings, any(of.is_host for of in order.types))
+        settings = {
+            "tuner": order.search.tuner,
+            "loss": order.search.loss,
+            "seed": order.search.seed,
+            "population": self._settings.population,
+            "generations": self._settings.generations,
+            # A host that is the board rests while it measures, and has all cores.
+            "threads": len(os.sched_getaffinity(0)) if any(of.is_host for of in order.types) else 1,
+        }
         self._searches.open(order.name, settings, read)
 
     def _recall(self, active: Active, task: Task) -> list[Known]:
@@ -251,18 +254,6 @@ class CampaignOrders:
     def _leave(self, name: str) -> None:
         self.active.pop(name, None)
         self._searches.close(name)
-
-
-def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:
-    """Return the settings of a search. A host that is the board rests while it measures, and has all cores."""
-    return {
-        "tuner": search.tuner,
-        "loss": search.loss,
-        "seed": search.seed,
-        "population": settings.population,
-        "generations": settings.generations,
-        "threads": len(os.sched_getaffinity(0)) if on_host else 1,
-    }
 
 
 def to_search_budget(budget: Budget, order: Order) -> Budget:

@@ -75,7 +75,10 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
         nonlocal empty
         while not stop.arrived and empty < _MAX_EMPTY_RUNS:
             ENGINE.publish(home)
-            _take_up(store)
+            # Campaigns that were resumed while their engine was dropping them as paused.
+            for campaign in store.campaigns.fetch(over=False):
+                if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
+                    store.campaigns.note(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
             if _is_needed(store, me):
                 began = time.monotonic()
                 run(settings, store, lambda: stop.arrived, lambda text: _log.info("%s", text))
@@ -129,13 +132,6 @@ def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:
     return is_expected() or any(
         needs_engine(each) and not is_anothers(store, each, me) for each in store.campaigns.fetch(over=False)
     )
-
-
-def _take_up(store: Store) -> None:
-    """Restart campaigns that were resumed while their engine was dropping them as paused."""
-    for campaign in store.campaigns.fetch(over=False):
-        if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
-            store.campaigns.note(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
 
 
 def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:

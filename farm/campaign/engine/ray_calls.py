@@ -25,6 +25,7 @@ import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
+from farm.foreign import find_first_line
 from farm.search.codegen import lowering
 from farm.settings import find_folders
 
@@ -108,10 +109,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def forget_token() -> None:
-    """Make this process read Ray's token from the environment again; Ray reads it once.
-
-    Raises UnavailableError.
-    """
+    """Make this process read Ray's token from the environment again; Ray reads it once. Raises UnavailableError."""
     _require(_CONFIG, _TOKENS)
     _find(_CONFIG)("")
     _find(_TOKENS)().reset_cache()
@@ -154,7 +152,7 @@ def ray_running(cores: int) -> Iterator[None]:
                 )
             yield
         except (ray.exceptions.RaySystemError, ConnectionError, TimeoutError) as error:
-            raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
+            raise UnavailableError(f"Ray cannot work here: {find_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
             forget_token()  # another Ray of this process, such as a cluster, has its own
@@ -316,11 +314,6 @@ def result(answer: Future[Any], what: str, timeout_s: float) -> Any:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, FarmError):
             raise error.cause from None
-        raise PermanentError(f"{what} failed: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+        raise PermanentError(f"{what} failed: {type(error.cause).__name__}: {find_first_line(error.cause)}") from error
     except ray.exceptions.RayError as error:
-        raise ActorLostError(f"{what} failed: its process died: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        raise ActorLostError(f"{what} failed: its process died: {find_first_line(error)}") from error

@@ -135,22 +135,17 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
     prepare_environment()
     _require_cluster(address)
     try:
-        _join(address)
+        try:
+            with own_signal_handlers(), outside_folder():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ray.exceptions.RaySystemError, ray.exceptions.AuthenticationError, OSError, RuntimeError) as error:
+            raise _unusable(address, str(error)) from error
         with ray_watched(_find_socket(), tell):
             yield
     except ray.exceptions.RaySystemError as error:
         raise _unusable(address, str(error)) from error
     finally:
         ray.shutdown()
-
-
-def _join(address: str) -> None:
-    """Become a client of the cluster. Raises UnavailableError."""
-    try:
-        with own_signal_handlers(), outside_folder():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ray.exceptions.RaySystemError, ray.exceptions.AuthenticationError, OSError, RuntimeError) as error:
-        raise _unusable(address, str(error)) from error
 
 
 def require_address(text: str) -> str:

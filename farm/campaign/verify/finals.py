@@ -269,8 +269,7 @@ class Finals:
         async def run(variant: Variant, spec: RunSpec) -> tuple[Outcome, Any] | FarmError:
             nonlocal faults
             while True:
-                inputs = dict(variant.inputs)
-                ended = await done(self._worker.run(board, point, spec, variant.program, inputs))
+                ended = await done(self._worker.run(board, point, spec, variant.program, dict(variant.inputs)))
                 outcome: Outcome = ended.result
                 # Its functions kept their deadlines: the host, which virtual boards share, may have been slow. TVM's
                 # own code may really take that long.

@@ -55,10 +55,7 @@ class LentBoard:
 
 
 class Verification:
-    """The verification of one campaign. Not thread-safe.
-
-    Boards belong to it from `give` to `take`.
-    """
+    """The verification of one campaign. Not thread-safe. Boards belong to it from `give` to `take`."""
 
     def __init__(
         self,

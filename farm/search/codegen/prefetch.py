@@ -120,7 +120,8 @@ class _Prefetcher:
     def _visit_loop(self, loop: Any) -> Any:
         named = len(self._names)
         self._loops.append(loop)
-        body = self.visit(loop.body) if _has_loops(loop.body) else self._visit_innermost(loop)
+        has_loops = any(isinstance(each, tirx.For) for each in walk(loop.body))
+        body = self.visit(loop.body) if has_loops else self._visit_innermost(loop)
         self._loops.pop()
         del self._names[named:]
         if body.same_as(loop.body):
@@ -142,8 +143,7 @@ class _Prefetcher:
         lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
         done = stream.tile * loop.extent + loop.loop_var
         start = tirx.Cast("int64", next_block - loop.loop_var * stream.step) + _share(done, stream)
-        body = list_statements(loop.body)
-        return tirx.SeqStmt([*body, *_emit_prefetches(stream, start, lines)])
+        return tirx.SeqStmt([*list_statements(loop.body), *_emit_prefetches(stream, start, lines)])
 
     def _find_stream(self, loop: Any) -> _Stream | None:
         """Find the weights that an innermost loop reads contiguously, if it only updates accumulators."""
@@ -217,10 +217,6 @@ def _emit_prefetches(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
         address = tirx.address_of(tirx.BufferLoad(stream.buffer, [at]))
         how = (tirx.IntImm("int32", each) for each in (_READ, _L2, _DATA))
         yield tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, *how))
-
-
-def _has_loops(statement: Any) -> bool:
-    return any(isinstance(each, tirx.For) for each in walk(statement))
 
 
 def _list_vector_loads(value: Any) -> list[Any]:

@@ -105,7 +105,9 @@ class Dense:
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
         step = self._step_cycles(facts, plan, core)
-        step *= _COLLIDING if self._collides(facts, plan, core) else 1.0
+        # The pixels of a tile may exceed the ways of one L1 set.
+        if not core.lane_fma and plan["pad"] != PAD_SKEWED and _count_in_set(facts, plan["pixels"]) >= _WAYS:
+            step *= _COLLIDING
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         near = tiles * (inner - facts.depth * step)
@@ -148,11 +150,6 @@ class Dense:
         wide = (plan["pixels"] - 1) * facts.stride[-1] + facts.reach[-1]
         # One more for loads that LLVM hoists from the next row; without it 13 pixels of one channel had 30 spills.
         return plan["rows"] * math.ceil(wide * facts.line / core.lanes(facts.element_bytes)) + 1
-
-    @staticmethod
-    def _collides(facts: Contraction, plan: Plan, core: Core) -> bool:
-        """Say whether the pixels of a tile exceed the ways of one L1 set."""
-        return not core.lane_fma and plan["pad"] != PAD_SKEWED and _count_in_set(facts, plan["pixels"]) >= _WAYS
 
     @staticmethod
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:

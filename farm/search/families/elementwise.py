@@ -82,9 +82,7 @@ class Elementwise:
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: ElementwiseFacts, plan: Plan) -> None:
-        if facts.folded:
-            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        loops.inline_blocks(schedule, facts.inlined)
+        loops.inline_blocks(schedule, facts.inlined, facts.folded)
         for name in facts.last[:-1]:
             outer = schedule.get_loops(schedule.get_sblock(name))[:-1]
             if plan["pieces"] and outer:

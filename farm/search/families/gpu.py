@@ -83,9 +83,7 @@ class GpuNorms:
 
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
         """Bind rows to blocks and each row to threads; compute everything before the result at a block's rows."""
-        if facts.folded:
-            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        loops.inline_blocks(schedule, facts.inlined)
+        loops.inline_blocks(schedule, facts.inlined, facts.folded)
         left = []
         for name, sums in zip(facts.blocks, facts.sums, strict=True):
             if sums or plan["held"]:

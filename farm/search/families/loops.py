@@ -210,8 +210,10 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
-def inline_blocks(schedule: Any, names: Iterable[str]) -> None:
-    """Inline blocks; raises TVM's errors."""
+def inline_blocks(schedule: Any, names: Iterable[str], folded: str | None = None) -> None:
+    """Inline blocks, `folded` into the one that it reads; raises TVM's errors."""
+    if folded:
+        schedule.reverse_compute_inline(schedule.get_sblock(folded))
     for name in names:
         schedule.compute_inline(schedule.get_sblock(name))
 
@@ -314,8 +316,7 @@ def apply_parts(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) 
     """
     main = schedule.get_sblock(facts.main)
     part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
-    last = write_apart(schedule, facts)
-    *pixels, channel = schedule.get_loops(last)
+    *pixels, channel = schedule.get_loops(write_apart(schedule, facts))
     block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
     schedule.reorder(block, *pixels, channel)
     vector, lane = schedule.split(channel, [None, plan["lanes"]])

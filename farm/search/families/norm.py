@@ -78,16 +78,13 @@ class Norms:
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
-        if facts.folded:
-            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
-        loops.inline_blocks(schedule, facts.inlined)
+        loops.inline_blocks(schedule, facts.inlined, facts.folded)
         lanes = plan["lanes"]
         partials = {}
         for name, sums in zip(facts.blocks, facts.sums, strict=True):
             if facts.rows and sums and lanes > 1:
                 partials[name] = loops.split_sums(schedule, name, sums, lanes)
-        last = schedule.get_sblock(facts.last)
-        own = schedule.get_loops(last)
+        own = schedule.get_loops(schedule.get_sblock(facts.last))
         kept = [own[at] for at in facts.kept]
         rest = [loop for at, loop in enumerate(own) if at not in facts.kept]
         lane = None

@@ -98,11 +98,6 @@ def _move_accesses(
     return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
 
 
-def canonicalise_all() -> Any:
-    """Make a module pass that canonicalises every TIR function."""
-    return bindings.mapping_pass(canonicalise, "Canonicalise")
-
-
 def canonicalise(function: Any) -> Any:
     """Inline pads of width zero, and fuse the pixel loops of 1x1 convolutions."""
     return _change(function, _inline_empty_pads, _join_pixels)

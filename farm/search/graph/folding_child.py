@@ -97,10 +97,7 @@ class Folder:
                 break
 
     def write(self, graph: onnx.GraphProto) -> list[str]:
-        """Write what is left into the graph.
-
-        Return the nodes, by first output, whose result sizes depend on values.
-        """
+        """Write what is left into the graph. Return the nodes, by first output, whose result sizes depend on values."""
         for value in graph.output:
             name = self._names.get(value.name, value.name)
             if name in self._known:

@@ -290,7 +290,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
-        passes += [canonical.canonicalise_all(), channel_padding.pad_all(target)]
+        passes += [bindings.mapping_pass(canonical.canonicalise, "Canonicalise"), channel_padding.pad_all(target)]
     if pipeline.weights in (BF16, BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:

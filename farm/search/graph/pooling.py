@@ -172,8 +172,7 @@ def _find_region_maxima(data: Any, rois: Any, batch: Any, attributes: dict[str, 
             for index, weight in _find_neighbours(relax.op.clip(places, 0.0, size - 1.0), size)
         ]
         corners.append(near)
-    image = relax.op.reshape(batch, (count, 1, 1))
-    samples = _sample(data, image, corners, wide)
+    samples = _sample(data, relax.op.reshape(batch, (count, 1, 1)), corners, wide)
     best = bindings.bind(functools.reduce(relax.op.maximum, samples))
     grid = relax.op.reshape(best, (count, bins[0], ratio, bins[1], ratio, channels))
     return relax.op.astype(relax.op.permute_dims(relax.op.max(bindings.bind(grid), [2, 4]), [0, 3, 1, 2]), dtype)

@@ -187,8 +187,7 @@ class _Lowering:
             return None
         if isinstance(found.data, np.ndarray):
             return [lambda _: relax.const(found.values(), "float32")]
-        rank = len(bindings.static_shape(value.ty) or ())
-        scale, zero = _along(found, rank)
+        scale, zero = _along(found, len(bindings.static_shape(value.ty) or ()))
         steps: list[Any] = [lambda _: relax.op.astype(found.data, "float32")]
         if zero.any():
             steps.append(lambda x: relax.op.subtract(x, _number(zero.astype(np.float32))))

@@ -198,11 +198,6 @@ def _convert_sequence_insert(inputs: Any, _: dict[str, Any]) -> Any | None:
     return relax.Tuple([*items[:place], item, *items[place:]])
 
 
-def _convert_sequence_length(inputs: Any, _: dict[str, Any]) -> Any:
-    """Convert SequenceLength to a constant, also of a sequence that Split made."""
-    return relax.const(len(inputs[0].ty.fields), "int64")
-
-
 def _convert_bit_cast(inputs: Any, attributes: dict[str, Any]) -> Any:
     """Convert BitCast to a type of the same width."""
     data = inputs[0]
@@ -224,7 +219,7 @@ CONVERTERS = {
     "Reshape": _convert_reshape,
     "ReverseSequence": _convert_reverse_sequence,
     "SequenceInsert": _convert_sequence_insert,
-    "SequenceLength": _convert_sequence_length,
+    "SequenceLength": lambda inputs, _: relax.const(len(inputs[0].ty.fields), "int64"),  # also of Split's
     "SpaceToDepth": _convert_space_to_depth,
     "Split": _convert_split,
     "TensorScatter": _convert_tensor_scatter,

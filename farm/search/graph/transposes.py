@@ -138,8 +138,7 @@ class _Sinking:
         operands = self._bring_back(_operands(call), axes, binding, out)
         if operands is None:
             return False
-        new = self._builder.normalize(make(*operands))
-        variable = self._emit(new, binding, out)
+        variable = self._emit(self._builder.normalize(make(*operands)), binding, out)
         self._moved[binding.var] = _Moved(variable, axes)
         return True
 
