@@ -80,12 +80,6 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 
 
 @pytest.fixture
-def path(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Where the store's file goes; its folder does not exist yet."""
-    return tmp_path / "home" / "farm.sqlite"
-
-
-@pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
     with Store(place) as store:
         begin(store)

@@ -29,7 +29,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import Order, WorkloadOrder
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
-from tests.stored_workloads import make_workload
+from tests.stored_workloads import make_record, make_workload
 from tests.unit import campaign_orders
 from tests.unit.asked_work import AskedWork, BuildAsked, MeasureAsked, ReplayAsked, RunAsked
 
@@ -798,9 +798,7 @@ def test_a_record_from_elsewhere_only_gives_way_to_what_is_faster(rack: Rack) ->
     rack.search(FOUR)
     verification = rack.open()
     assert not rack.drive(verification, 25)
-    theirs = Record(
-        "w1", "conv2d w1", NANO, DEFAULT_POINT, "graph/2", "z", 0.5e-3, 1e6, 0.0, 0.0, True, trace_of("z")
-    )  # fmt: skip
+    theirs = make_record(0.5e-3, "z", simulated=True, trace_json=trace_of("z"))
     assert rack.store.records.save(theirs)
     assert rack.drive(verification)
     assert rack.record().candidate == "z"
