@@ -19,11 +19,11 @@ from farm.store import Store
 from farm.store.session import StoreSession
 from farm.types.campaigns import Budget
 from farm.types.states import CampaignState
-from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
+from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Trial
 from tests.contract.conftest import run_python
 from tests.fleet_store import Clocks
 from tests.places import Places, execute
-from tests.stored_workloads import make_workload
+from tests.stored_workloads import make_record, make_trial, make_workload
 from tests.unit.campaign_orders import make_order, make_type
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -83,11 +83,8 @@ def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX
 
 
 def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Status = Status.OK, **fields: Any) -> bool:
-    samples = () if median_s is None else (median_s,)
-    outcome = Outcome(status, latency_s=samples, board="nano-1", simulated=True)
-    given: dict[str, Any] = {"campaign": 1, "workload": "w1", "operating_point": "default", "attempt": 1}
-    given |= {"board_type": NANO, "trace_json": f"[{candidate}]"}
-    return store.trials.add(Trial(candidate=candidate, outcome=outcome, **(given | fields)))
+    given = {"trace_json": f"[{candidate}]"} | fields
+    return store.trials.add(make_trial(candidate, median_s, status, simulated=True, **given))
 
 
 # Orders
@@ -508,21 +505,16 @@ def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
 # Records
 
 
-def record(median_s: float, candidate: str = "c", evidence: dict[str, Any] | None = None) -> Record:
-    values = ("w1", "conv2d w1", NANO, "default", "graph/2", candidate, median_s, 1e6, 0.0, 0.0, False, "[]")
-    return Record(*values, evidence=evidence)
-
-
 def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
     """It may be slower than what it replaces, brings its evidence, and luck of the same candidate cannot undo it."""
     evidence = {"boards": ["nano-1", "nano-2"], "samples": 12, "interval": [1.0, 1.25], "tie": False}
-    assert store.records.save(record(1.0))
-    assert not store.records.save(record(1.125, evidence=evidence))
-    assert store.records.save(record(1.125, evidence=evidence), replace=True)
-    assert not store.records.save(record(1.0))
+    assert store.records.save(make_record(1.0, "c"))
+    assert not store.records.save(make_record(1.125, "c", evidence=evidence))
+    assert store.records.save(make_record(1.125, "c", evidence=evidence), replace=True)
+    assert not store.records.save(make_record(1.0, "c"))
     [kept] = store.records.fetch()
     assert (kept.median_s, kept.evidence) == (1.125, evidence)
-    assert store.records.save(record(1.0, "faster"))
+    assert store.records.save(make_record(1.0, "faster"))
     assert store.records.fetch()[0].evidence is None
 
 
@@ -621,9 +613,9 @@ def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
 
 def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:
     """It is not shown either."""
-    store.records.save(record(-1.0, "drifting"))
+    store.records.save(make_record(-1.0, "drifting"))
     assert store.records.fetch() == []
-    assert store.records.save(record(1e-3))
+    assert store.records.save(make_record(1e-3, "c"))
     assert [each.candidate for each in store.records.fetch()] == ["c"]
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from device_agent.protocol import Outcome, Status
+from device_agent.protocol import Status
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.totals import TrialCosts
-from farm.values import Record, Trial
-from tests.stored_workloads import make_workload
+from farm.values import Record
+from tests.stored_workloads import make_trial, make_workload
 
 
 @pytest.fixture
@@ -22,13 +23,9 @@ def store(place: StoreLocation) -> Iterator[Store]:
         yield store
 
 
-def add(store: Store, candidate: str, status: Status = Status.OK, **values: object) -> None:
-    given: dict[str, object] = {"workload": "w1", "operating_point": "default", "attempt": 1, "simulated": True}
-    given |= values
-    simulated = bool(given.pop("simulated"))
-    outcome = Outcome(status, board="nano-1", simulated=simulated, latency_s=(0.1,) if status == Status.OK else ())
-    trial = Trial(campaign=1, candidate=candidate, outcome=outcome, trace_json="[]", **given)  # type: ignore[arg-type]
-    assert store.trials.add(trial)
+def add(store: Store, candidate: str, status: Status = Status.OK, **values: Any) -> None:
+    median_s = 0.1 if status is Status.OK else None
+    assert store.trials.add(make_trial(candidate, median_s, status, **{"simulated": True} | values))
 
 
 def test_costs_are_medians_of_what_reached_a_board(store: Store) -> None:

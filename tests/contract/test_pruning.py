@@ -14,9 +14,9 @@ from farm.errors import InternalError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, pruning, schema
 from farm.store.session import StoreSession
-from farm.values import WINNER_TRIAL, Board, Record, Trial
+from farm.values import WINNER_TRIAL, Board, Trial
 from tests.fleet_store import Clocks
-from tests.stored_workloads import make_workload
+from tests.stored_workloads import make_record, make_workload
 
 DAY_S = 86400.0
 GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
@@ -37,11 +37,6 @@ place = sys.argv[1]
 with Store(place if "://" in place else __import__("pathlib").Path(place)) as store:
     sum(store.pruning.forget_trials(1, "an operator"))
 """
-
-
-@pytest.fixture
-def clocks() -> Clocks:
-    return Clocks()
 
 
 @pytest.fixture
@@ -135,10 +130,7 @@ def tune(store: Store, trials: int, *, over: bool) -> int:
 
 
 def keep_record(store: Store, candidate: str) -> None:
-    place = {"workload": "w", "workload_name": "dense", "board_type": "local", "operating_point": "default"}
-    code = {"pipeline": "graph/2", "candidate": candidate, "trace_json": "[]", "simulated": False}
-    figures = {"median_s": 1e-3, "flop": 1e6, "max_abs_error": 0.0, "max_rel_error": 0.0}
-    store.records.save(Record(**place, **code, **figures), replace=True)
+    store.records.save(make_record(1e-3, candidate, workload="w", board_type="local"), replace=True)
 
 
 def list_left(store: Store, campaign: int) -> list[str]:

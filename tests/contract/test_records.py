@@ -8,40 +8,14 @@ from typing import Any
 
 import pytest
 
-from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.totals import TrialCosts
-from farm.values import DEFAULT_POINT, SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, WINNER_TRIAL, Record
 from tests.places import Places
-from tests.stored_workloads import make_workload
+from tests.stored_workloads import make_record, make_trial, make_workload
 
 NANO, TX2 = "jetson-nano", "jetson-tx2"
-
-
-def make_record(median_s: float, candidate: str = "c1", **values: Any) -> Record:
-    given: dict[str, Any] = {
-        "workload": "w1",
-        "workload_name": "conv2d w1",
-        "board_type": NANO,
-        "operating_point": DEFAULT_POINT,
-        "pipeline": "graph/2",
-        "flop": 1e6,
-        "max_abs_error": 0.0,
-        "max_rel_error": 1e-6,
-        "simulated": False,
-        "trace_json": "[]",
-    }
-    return Record(candidate=candidate, median_s=median_s, **given | values)
-
-
-def make_trial(candidate: str, median_s: float | None = 1.0, campaign: int = 1, **values: Any) -> Trial:
-    """A trial of w1 on a Nano; without a time it computed a wrong result."""
-    status = Status.OK if median_s is not None else Status.WRONG_RESULT
-    samples = () if median_s is None else (median_s,)
-    outcome = Outcome(status, latency_s=samples, board="nano-01", simulated=bool(values.pop("simulated", False)))
-    given: dict[str, Any] = {"workload": "w1", "operating_point": DEFAULT_POINT, "attempt": 1, "board_type": NANO}
-    return Trial(campaign=campaign, candidate=candidate, outcome=outcome, trace_json="[]", **given | values)
 
 
 def begin(store: Store) -> int:

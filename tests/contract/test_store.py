@@ -14,10 +14,10 @@ from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, TransientError, UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database, soundness
-from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
+from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board
 from tests.contract.conftest import run_python
 from tests.places import execute
-from tests.stored_workloads import make_workload
+from tests.stored_workloads import make_record, make_trial, make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
 _WRITER = """
@@ -80,12 +80,6 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 
 
 @pytest.fixture
-def path(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Where the store's file goes; its folder does not exist yet."""
-    return tmp_path / "home" / "farm.sqlite"
-
-
-@pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
     with Store(place) as store:
         begin(store)
@@ -93,40 +87,9 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 
 def begin(store: Store) -> int:
-    campaign = store.campaigns.start("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
+    campaign = store.campaigns.start("farm tune", "tiny-cnn", "00", "jetson-nano", 16, {"batch": 8})
     store.workloads.save(campaign, [make_workload(name) for name in ("w1", "w2")])
     return campaign
-
-
-def trial(candidate: str = "c1", status: Status = Status.OK, *samples: float, **fields: object) -> Trial:
-    values: dict[str, object] = {
-        "campaign": 1,
-        "workload": "w1",
-        "candidate": candidate,
-        "operating_point": DEFAULT_POINT,
-        "attempt": 1,
-        "outcome": Outcome(status, latency_s=samples, board="b"),
-        "trace_json": "[]",
-    }
-    return Trial(**(values | fields))  # type: ignore[arg-type]
-
-
-def record(median_s: float, **fields: object) -> Record:
-    values: dict[str, object] = {
-        "workload": "w1",
-        "workload_name": "conv2d w1",
-        "board_type": "local",
-        "operating_point": DEFAULT_POINT,
-        "pipeline": "graph/2",
-        "candidate": "c1",
-        "median_s": median_s,
-        "flop": 1e6,
-        "max_abs_error": 0.0,
-        "max_rel_error": 0.0,
-        "simulated": False,
-        "trace_json": "[]",
-    }
-    return Record(**(values | fields))  # type: ignore[arg-type]
 
 
 # Trials
@@ -134,32 +97,32 @@ def record(median_s: float, **fields: object) -> Record:
 
 def test_a_trial_is_written_once(store: Store) -> None:
     """A second delivery of the same trial changes nothing and says so."""
-    assert store.trials.add(trial("c1", Status.OK, 1.0))
-    assert not store.trials.add(trial("c1", Status.OK, 9.0))
+    assert store.trials.add(make_trial("c1", 1.0))
+    assert not store.trials.add(make_trial("c1", 9.0))
     assert [row["median_s"] for row in store.trials.fetch(1)] == [1.0]
 
 
 def test_another_attempt_is_another_trial(store: Store) -> None:
     """Each part of a trial's identity makes a new one."""
-    assert store.trials.add(trial("c1", Status.NOISY))
+    assert store.trials.add(make_trial("c1", None, Status.NOISY))
     for other in (
         {"attempt": 2},
         {"operating_point": "maxn"},
         {"candidate": "c2"},
         {"workload": "w2"},
-        {"board_type": "jetson-nano"},
+        {"board_type": "jetson-tx2"},
         {"purpose": WINNER_TRIAL},
     ):
-        given = {"candidate": "c1", "status": Status.NOISY} | other
-        assert store.trials.add(trial(**given))
-        assert not store.trials.add(trial(**given))
+        given = {"candidate": "c1", "median_s": None, "status": Status.NOISY} | other
+        assert store.trials.add(make_trial(**given))
+        assert not store.trials.add(make_trial(**given))
     assert len(store.trials.fetch()) == 7
 
 
 @pytest.mark.parametrize("statement", ["UPDATE trials SET median_s = 0", "DELETE FROM trials"])
 def test_trials_are_append_only(store: Store, place: StoreLocation, statement: str) -> None:
     """The database itself refuses to change or delete a trial."""
-    store.trials.add(trial("c1", Status.OK, 1.0))
+    store.trials.add(make_trial("c1", 1.0))
     with pytest.raises(sa.exc.IntegrityError, match="append-only"):
         execute(place, statement)
     assert [row["median_s"] for row in store.trials.fetch(1)] == [1.0]
@@ -168,10 +131,10 @@ def test_trials_are_append_only(store: Store, place: StoreLocation, statement: s
 def test_an_index_of_others_loses_no_trial_silently(store: Store, place: StoreLocation) -> None:
     """Where a unique index that is none of the farm's refuses a trial, the writer gets an error."""
     execute(place, "CREATE UNIQUE INDEX ix_own ON trials (campaign, board)")
-    assert store.trials.add(trial("c1", Status.OK, 1.0))
-    assert not store.trials.add(trial("c1", Status.OK, 1.0))
+    assert store.trials.add(make_trial("c1", 1.0))
+    assert not store.trials.add(make_trial("c1", 1.0))
     with pytest.raises(InternalError, match="a rule that is none of a farm's"):
-        store.trials.add_several([trial("c2", Status.OK, 2.0), trial("c3", Status.OK, 3.0)])
+        store.trials.add_several([make_trial("c2", 2.0), make_trial("c3", 3.0)])
     assert store.trials.count(1)["ok"] == 1
     find = soundness.find_server_problems if isinstance(place, str) else soundness.find_problems
     assert "none of a farm's" in find(place)[0]  # type: ignore[arg-type]
@@ -180,13 +143,13 @@ def test_an_index_of_others_loses_no_trial_silently(store: Store, place: StoreLo
 def test_a_trial_of_no_campaign_is_our_bug(store: Store) -> None:
     """A row that the schema refuses is an internal error, not a lost trial."""
     with pytest.raises(InternalError, match=r"(?i)foreign key"):
-        store.trials.add(trial(campaign=99))
+        store.trials.add(make_trial(campaign=99))
 
 
 def test_an_outcome_comes_back_as_it_was(store: Store) -> None:
     """All that a board said is kept: samples, evidence, nulls."""
     outcome = Outcome(Status.CRASHED, "worker died", signal="SIGSEGV", board="b", simulated=True)
-    store.trials.add(trial(outcome=outcome))
+    store.trials.add(make_trial(outcome=outcome))
     [row] = store.trials.fetch(1)
     assert Outcome.from_dict(row["outcome"]) == outcome
     assert (row["status"], row["fault_side"], row["median_s"], row["simulated"]) == ("crashed", "candidate", None, True)
@@ -195,7 +158,7 @@ def test_an_outcome_comes_back_as_it_was(store: Store) -> None:
 def test_trials_are_counted_by_side(store: Store) -> None:
     """Every side has a number, zero included."""
     for index, status in enumerate([Status.OK, Status.OK, Status.CRASHED, Status.BOARD_LOST, Status.NOISY]):
-        store.trials.add(trial(f"c{index}", status, 1.0))
+        store.trials.add(make_trial(f"c{index}", 1.0, status))
     assert store.trials.count(1) == {
         "ok": 2,
         "candidate_faults": 1,
@@ -208,28 +171,28 @@ def test_trials_are_counted_by_side(store: Store) -> None:
 def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -> None:
     """The best median of good trials, None for a candidate's own fault; faults of board and farm are left out."""
     again = begin(store)
-    store.trials.add(trial("good", Status.OK, 3.0))
-    store.trials.add(trial("good", Status.OK, 2.0, campaign=again))
-    store.trials.add(trial("bad", Status.CRASHED))
-    store.trials.add(trial("lost", Status.BOARD_LOST))
-    store.trials.add(trial("ours", Status.FARM_ERROR))
-    known = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    store.trials.add(make_trial("good", 3.0))
+    store.trials.add(make_trial("good", 2.0, campaign=again))
+    store.trials.add(make_trial("bad", None, Status.CRASHED))
+    store.trials.add(make_trial("lost", None, Status.BOARD_LOST))
+    store.trials.add(make_trial("ours", None, Status.FARM_ERROR))
+    known = store.trials.fetch_known_candidates("w1", "jetson-nano", DEFAULT_POINT, simulated=False)
     assert {row.candidate: row.median_s for row in known} == {"good": 2.0, "bad": None}
 
 
 def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
     """A candidate that computed nonsense once is known as a failure, however fast it was."""
-    store.trials.add(trial("c1", Status.OK, 1.0))
-    store.trials.add(trial("c1", Status.WRONG_RESULT, purpose=WINNER_TRIAL))
-    [row] = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    store.trials.add(make_trial("c1", 1.0))
+    store.trials.add(make_trial("c1", None, Status.WRONG_RESULT, purpose=WINNER_TRIAL))
+    [row] = store.trials.fetch_known_candidates("w1", "jetson-nano", DEFAULT_POINT, simulated=False)
     assert row.median_s is None
 
 
 def test_simulated_trials_stay_apart(store: Store) -> None:
     """What a virtual board measured is not known of a real one."""
-    store.trials.add(trial(outcome=Outcome(Status.OK, latency_s=(1.0,), simulated=True)))
-    assert store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False) == []
-    assert len(store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=True)) == 1
+    store.trials.add(make_trial(outcome=Outcome(Status.OK, latency_s=(1.0,), simulated=True)))
+    assert store.trials.fetch_known_candidates("w1", "jetson-nano", DEFAULT_POINT, simulated=False) == []
+    assert len(store.trials.fetch_known_candidates("w1", "jetson-nano", DEFAULT_POINT, simulated=True)) == 1
 
 
 # Records, boards, campaigns, events
@@ -237,18 +200,18 @@ def test_simulated_trials_stay_apart(store: Store) -> None:
 
 def test_a_record_is_replaced_only_by_a_faster_one(store: Store) -> None:
     """The best verified trial is kept, whichever came first."""
-    assert store.records.save(record(2.0))
-    assert not store.records.save(record(2.0))
-    assert not store.records.save(record(3.0))
-    assert store.records.save(record(1.0, candidate="c2"))
-    [kept] = store.records.fetch(board_type="local")
+    assert store.records.save(make_record(2.0))
+    assert not store.records.save(make_record(2.0))
+    assert not store.records.save(make_record(3.0))
+    assert store.records.save(make_record(1.0, candidate="c2"))
+    [kept] = store.records.fetch(board_type="jetson-nano")
     assert (kept.median_s, kept.candidate, kept.workload_name, kept.flop) == (1.0, "c2", "conv2d w1", 1e6)
 
 
 def test_records_are_kept_per_board_type_point_and_simulation(store: Store) -> None:
     """One record each; simulated ones are shown only when asked for."""
-    for other in ({}, {"board_type": "jetson-nano"}, {"operating_point": "maxn"}, {"simulated": True}):
-        assert store.records.save(record(1.0, **other))
+    for other in ({}, {"board_type": "jetson-tx2"}, {"operating_point": "maxn"}, {"simulated": True}):
+        assert store.records.save(make_record(1.0, **other))
     assert len(store.records.fetch()) == 3
     assert len(store.records.fetch(simulated=True)) == 1
     assert len(store.records.fetch(simulated=None)) == 4
@@ -302,8 +265,8 @@ def test_a_lock_that_stays_is_transient(store: Store, place: StoreLocation, monk
     with Store(place) as impatient:
         locked = pytest.raises(TransientError, match="locked by another command")
         with Store(place) as blocker, blocker.session.writing(), locked:
-            impatient.trials.add(trial())
-        assert impatient.trials.add(trial())
+            impatient.trials.add(make_trial())
+        assert impatient.trials.add(make_trial())
 
 
 # Places that do not work

@@ -45,12 +45,6 @@ with Store(parse_store(sys.argv[1])) as store:
 
 
 @pytest.fixture
-def clocks() -> Clocks:
-    """The store's clocks, moved by hand."""
-    return Clocks()
-
-
-@pytest.fixture
 def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     with Store(StoreSession(place, clocks.read, clocks.read_wall)) as store:
         yield store

@@ -159,12 +159,14 @@ class Hands:
         at_boards = self.state.assignments
         return [m for number, m in self.measures.items() if at_boards[number].started_s is not None]
 
-    def finish(self, most: int = 10_000, board_s: float = 2.0) -> None:
+    def finish(self, most: int = 10_000, board_s: float = 2.0) -> int:
+        """Go on until nothing runs, or for so many measurements; returns how many trials have counted."""
         self.supply()
         while self.running() and most:
             self.measure(self.running()[0].assignment, board_s=board_s)
             self.supply()
             most -= 1
+        return len(self.of("count"))
 
     def of(self, kind: str) -> list[Act]:
         return [act for act in self.seen if act.kind == kind]

@@ -9,25 +9,14 @@ from typing import Any
 from farm.selection.decision import RecordFit, Records, Relative
 from farm.types.states import ModelDecision
 from farm.values import DEFAULT_POINT, Record, name_workloads
+from tests.stored_workloads import make_record
 
 FAST = "mode=MAXN"
 
 
 def record(board_type: str, point: str, median_s: float, workload: str = "aaaa") -> Record:
-    return Record(
-        workload=workload,
-        workload_name="conv2d",
-        board_type=board_type,
-        operating_point=point,
-        pipeline="graph/2",
-        candidate=f"{board_type} {point}",
-        median_s=median_s,
-        flop=1.0,
-        max_abs_error=0.0,
-        max_rel_error=0.0,
-        simulated=False,
-        trace_json="[]",
-    )
+    changes = {"board_type": board_type, "operating_point": point, "workload": workload}
+    return make_record(median_s, f"{board_type} {point}", **changes)
 
 
 def hash_for(target: Mapping[str, Any]) -> str:

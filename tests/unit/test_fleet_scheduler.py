@@ -47,8 +47,7 @@ def test_work_reaches_every_board_and_no_more_than_it_can_take() -> None:
 def test_a_campaign_ends_with_its_trials() -> None:
     """Exactly as many trials count as the budget says, and then the campaign says why it ended."""
     hands = fleet("a", "b", "c")
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
     assert hands.status() is Status.FINISHED
     assert "100 trials" in hands.state.campaigns["vision"].reason
     assert not hands.measures
@@ -73,8 +72,7 @@ def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
     """A type without boards does not delay the campaign's other trials."""
     hands = Hands("a")
     hands.add(workloads=6, board_types=("nano", "tx2"), budget=Budget(trials=16))
-    hands.finish()
-    assert len(hands.of("count")) == 16
+    assert hands.finish() == 16
 
 
 def test_what_promises_more_is_searched_more() -> None:
@@ -101,8 +99,7 @@ def test_an_exhausted_space_ends_a_workload() -> None:
     hands = Hands("a").add()
     while hands.searches:
         hands.propose(next(iter(hands.searches)), count=1, exhausted=True)
-    hands.finish()
-    assert len(hands.of("count")) == 2
+    assert hands.finish() == 2
     assert len(hands.ended()) == 2
     assert hands.state.campaigns["vision"].reason == "all its workloads have ended"
 
@@ -207,8 +204,7 @@ def test_attempts_are_bounded() -> None:
         attempts += now.job == first.job
         hands.measure(now.assignment, FaultSide.SAMPLE if now.job == first.job else None)
     assert attempts == 3
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
 
 
 def test_a_sample_is_taken_again_on_another_board() -> None:
@@ -230,8 +226,7 @@ def test_a_campaign_in_which_nothing_works_is_paused() -> None:
     assert hands.status() is Status.PAUSED
     assert "5 trials in a row" in hands.state.campaigns["vision"].reason
     hands.tell(events.resume, "vision")
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
 
 
 def test_one_broken_board_does_not_pause_a_campaign() -> None:
@@ -362,8 +357,7 @@ def test_without_boards_a_campaign_waits_and_says_so() -> None:
     hands.supply()
     hands.boards("c")
     assert hands.status() is Status.RUNNING
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
     assert not any(drop.banned for drop in hands.of("drop"))
 
 
@@ -383,8 +377,7 @@ def test_a_board_that_yields_ends_its_trial_and_gets_no_other() -> None:
     hands.tell(events.leave, "a")
     hands.boards("a")
     assert [m for m in hands.measures.values() if m.board == "a"]
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
 
 
 def test_an_operator_changes_a_priority() -> None:
@@ -417,8 +410,7 @@ def test_a_paused_campaign_gets_nothing_new_and_loses_nothing() -> None:
     assert not hands.measures
     assert len(hands.of("count")) == 2
     hands.tell(events.resume, "vision")
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
 
 
 def test_budgets_are_changed_under_way() -> None:
@@ -428,13 +420,11 @@ def test_budgets_are_changed_under_way() -> None:
     hands = fleet("a", "b")
     hands.measure(hands.running()[0].assignment)
     hands.tell(events.change_budget, "vision", Budget(trials=3))
-    hands.finish()
-    assert len(hands.of("count")) == 3
+    assert hands.finish() == 3
     assert hands.status() is Status.FINISHED
     hands = fleet("a")
     hands.tell(events.change_budget, "vision", Budget(trials=120))
-    hands.finish()
-    assert len(hands.of("count")) == 120
+    assert hands.finish() == 120
     with pytest.raises(UsageError, match="allows nothing"):
         Budget(trials=0)
 
@@ -463,8 +453,7 @@ def test_a_cancelled_campaign_leaves_nothing() -> None:
     assert not any(hands.tell(events.measured, number, None, 1.0, 1e-3) for number in measures)
     assert not any(hands.tell(events.proposed, number, name_candidates("x")) for number in searches)
     hands.add()
-    hands.finish()
-    assert len(hands.of("count")) == 100
+    assert hands.finish() == 100
 
 
 def test_a_campaign_goes_on_after_a_restart() -> None:

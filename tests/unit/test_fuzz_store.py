@@ -16,10 +16,11 @@ from farm import backup
 from farm.errors import PermanentError
 from farm.report import results
 from farm.store import Store, schema
-from farm.values import Record, Trial
+from farm.values import Trial
 from tests import fuzzing
 from tests.fleet_store import Clocks, open_fleet, take
 from tests.fuzzing import WORDS, run_command
+from tests.stored_workloads import make_record
 from tests.unit.campaign_orders import make_order, submit
 from tests.unit.test_sweep_goal import add_sweep
 
@@ -46,22 +47,7 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
         outcome = Outcome(Status.OK, latency_s=(0.5,), board="nano-01", simulated=True)
         store.trials.add(Trial(1, "w1", "c1", "default", 1, outcome, "[]", board_type="jetson-nano"))
         store.campaigns.save_progress(1, {"counted": 1, "tasks": [], "history": []})
-        store.records.save(
-            Record(
-                workload="w1",
-                workload_name="dense",
-                board_type="jetson-nano",
-                operating_point="default",
-                simulated=True,
-                candidate="c1",
-                median_s=0.5,
-                max_abs_error=0.0,
-                max_rel_error=0.0,
-                trace_json="[]",
-                pipeline="graph/2",
-                flop=1e6,
-            )
-        )
+        store.records.save(make_record(0.5, simulated=True))
         store.events.add("kind", "c", "message")
         about = {"model": "mlp", "board": "nano-01", "board_type": "jetson-nano", "device": "cpu", "by": "ann"}
         store.results.add("bench", {"models": [{"variants": {}}]}, simulated=True, **about)

@@ -16,6 +16,7 @@ from device_agent.power.rail import open_reader
 from device_agent.power.sampler import Sampler, collect
 from device_agent.power.sensors import PowerSensors
 from device_agent.sysfs import FileTree
+from tests.unit.test_power_calibrate import Rail
 
 
 class Clock:
@@ -30,9 +31,7 @@ class Clock:
         self.now_s += seconds
 
 
-class Counter:
-    driver, chip, note = "ina3221-iio", "6-0040", ""
-
+class Counter(Rail):
     def __init__(self, name: str = "IN", reading: Callable[[], None] = lambda: None) -> None:
         self.name, self._reading, self.reads = name, reading, 0
 
@@ -43,15 +42,6 @@ class Counter:
         self._reading()
         self.reads += 1
         return float(self.reads % 100)
-
-    def read_current_a(self) -> float | None:
-        return None
-
-    def resolution_w(self) -> float | None:
-        return None
-
-    def longest_period_s(self) -> float:
-        return 0.422
 
 
 def test_a_sampler_keeps_its_turns() -> None:

@@ -10,7 +10,7 @@ import pytest
 from farm.virtual.board import VirtualBoard
 from farm.virtual.faults import parse_fault
 from farm.virtual.tree import FAULT, LOAD, TIME, VirtualTree
-from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
+from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board, make_tree
 
 _CPUS = "/sys/devices/system/cpu"
 _NANO_RAIL = "/sys/bus/i2c/devices/6-0040/iio:device0/in_power0_input"
@@ -71,8 +71,7 @@ def test_users_see_no_debugfs_and_no_rail_names() -> None:
 
 def test_hot_plug_takes_cpufreq_along() -> None:
     """An offline core has no cpufreq folder, and a policy without a core is gone."""
-    board, _ = make_board("jetson-tx2")
-    tree = VirtualTree(board)
+    tree = make_tree("jetson-tx2")
     assert tree.read(f"{_CPUS}/online") == "0,3-5"
     assert tree.read(f"{_CPUS}/isolated") == "1-2"
     assert tree.names(f"{_CPUS}/cpufreq") == ["policy0"]
@@ -87,15 +86,13 @@ def test_hot_plug_takes_cpufreq_along() -> None:
 
 def test_the_first_core_stays() -> None:
     """It has no file to switch it off with."""
-    board, _ = make_board()
-    assert refuses(VirtualTree(board), f"{_CPUS}/cpu0/online", "0") == errno.ENOENT
+    assert refuses(make_tree(), f"{_CPUS}/cpu0/online", "0") == errno.ENOENT
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-5", "1e6"])
 def test_clock_files_refuse_what_is_no_number(text: str) -> None:
     """EINVAL, as from the kernel."""
-    board, _ = make_board()
-    tree = VirtualTree(board)
+    tree = make_tree()
     assert refuses(tree, f"{_CPUS}/cpufreq/policy0/scaling_max_freq", text) == errno.EINVAL
     assert refuses(tree, "/sys/class/devfreq/57000000.gpu/max_freq", text) == errno.EINVAL
     assert refuses(tree, f"{_CPUS}/cpu1/online", text) == errno.EINVAL
@@ -112,11 +109,10 @@ def test_clock_files_refuse_what_is_no_number(text: str) -> None:
 )
 def test_the_gpu_is_found_by_class_and_name(name: str, path: str) -> None:
     """/sys/class/devfreq leads to it, and its device says what it is."""
-    board, _ = make_board(name)
-    tree = VirtualTree(board)
+    tree = make_tree(name)
     (device,) = tree.names("/sys/class/devfreq")
     assert tree.read(f"/sys/class/devfreq/{device}/device/of_node/name") == device.partition(".")[2]
-    top = str(board.gpu.clock.table[-1]) if board.gpu else ""
+    top = str(tree.board.gpu.clock.table[-1]) if tree.board.gpu else ""
     tree.write(f"{path}/max_freq", top)
     tree.write(f"/sys/class/devfreq/{device}/min_freq", top)
     assert tree.read(f"{path}/cur_freq") == top
@@ -124,20 +120,18 @@ def test_the_gpu_is_found_by_class_and_name(name: str, path: str) -> None:
 
 def test_a_user_of_the_gpu_switch_sees_power_come_and_go() -> None:
     """An idle GPU draws nothing while rail-gated, and something once that is off."""
-    board, _ = make_board()
-    tree = VirtualTree(board)
-    assert board.exact_power_w("POM_5V_GPU") == 0
+    tree = make_tree()
+    assert tree.board.exact_power_w("POM_5V_GPU") == 0
     tree.write("/sys/devices/gpu.0/railgate_enable", "0")
-    assert board.exact_power_w("POM_5V_GPU") > 0.05
+    assert tree.board.exact_power_w("POM_5V_GPU") > 0.05
     tree.write("/sys/devices/gpu.0/railgate_enable", "1")
     tree.write("/sys/devices/gpu.0/power/control", "on")
-    assert board.exact_power_w("POM_5V_GPU") > 0.05
+    assert tree.board.exact_power_w("POM_5V_GPU") > 0.05
 
 
 def test_bpmp_holds_a_rate_only_while_locked_and_drops_unknown_ones() -> None:
     """Cap, lock, rate, state: in that order it holds; a rate that firmware lacks is taken and ignored."""
-    board, _ = make_board("jetson-tx2")
-    tree = VirtualTree(board)
+    tree = make_tree("jetson-tx2")
     tree.write(f"{_EMC}/rate", "1866000000")
     assert tree.read(f"{_EMC}/rate") != "1866000000"
     for name, value in (("mrq_rate_locked", "1"), ("rate", "1866000000"), ("state", "1")):
@@ -154,8 +148,7 @@ def test_bpmp_holds_a_rate_only_while_locked_and_drops_unknown_ones() -> None:
 
 def test_a_nanos_override_holds_a_rate_while_its_state_is_on() -> None:
     """clk_update_rate alone changes nothing; clk_state 0 lets the CPU's floor rule again."""
-    board, _ = make_board()
-    tree = VirtualTree(board)
+    tree = make_tree()
     folder = "/sys/kernel/debug/clk/override.emc"
     tree.write(f"{folder}/clk_update_rate", "800000000")
     assert tree.read("/sys/kernel/debug/tegra_bwmgr/emc_rate") == "204000000"
@@ -167,8 +160,7 @@ def test_a_nanos_override_holds_a_rate_while_its_state_is_on() -> None:
 
 def test_nvpmodel_applies_a_mode_and_rounds_its_caps_up() -> None:
     """MAXQ on a TX2: Denver off, 1.2 GHz becomes 1267.2 MHz, and the GPU's cap the next step up."""
-    board, _ = make_board("jetson-tx2")
-    tree = VirtualTree(board)
+    tree = make_tree("jetson-tx2")
     assert tree.run(["nvpmodel", "-q"]).splitlines() == ["NV Power Mode: MAXP_CORE_ARM", "3"]
     tree.run(["nvpmodel", "-m", "1"])
     assert tree.read(f"{_CPUS}/online") == "0,3-5"
@@ -180,8 +172,7 @@ def test_nvpmodel_applies_a_mode_and_rounds_its_caps_up() -> None:
 
 def test_nvpmodel_overwrites_what_was_pinned() -> None:
     """Limits set before a mode change are gone after it."""
-    board, _ = make_board()
-    tree = VirtualTree(board)
+    tree = make_tree()
     tree.write(f"{_CPUS}/cpufreq/policy0/scaling_max_freq", "921600")
     tree.run(["nvpmodel", "-m", "0"])
     assert tree.read(f"{_CPUS}/cpufreq/policy0/scaling_max_freq") == "1479000"
@@ -189,8 +180,7 @@ def test_nvpmodel_overwrites_what_was_pinned() -> None:
 
 def test_a_mode_with_other_power_gating_asks_and_changes_nothing() -> None:
     """The 10 W mode of an AGX Xavier switches units off, which needs a reboot."""
-    board, _ = make_board("jetson-agx-xavier")
-    tree = VirtualTree(board)
+    tree = make_tree("jetson-agx-xavier")
     before = tree.run(["nvpmodel", "-q"]), tree.read(f"{_CPUS}/online")
     with pytest.raises(OSError, match="REBOOT") as caught:
         tree.run(["nvpmodel", "-m", "1"])
@@ -214,8 +204,7 @@ def test_nvpmodel_is_roots_and_knows_its_modes() -> None:
 
 def test_the_measured_clock_of_a_tx2_jitters_and_reads_0_when_idle() -> None:
     """Within one per cent while busy; now and then nothing at all while idle."""
-    board, _ = make_board("jetson-tx2")
-    tree = VirtualTree(board)
+    tree = make_tree("jetson-tx2")
     idle = {tree.read(f"{_CPUS}/cpu0/cpufreq/scaling_cur_freq") for _ in range(100)}
     assert "0" in idle
     tree.write(LOAD, json.dumps({"cluster": "a57", "cores": 4}))
@@ -342,8 +331,7 @@ def test_faults_that_make_no_sense_are_refused(text: str) -> None:
     """ValueError from the parser, EINVAL from the file."""
     with pytest.raises(ValueError):
         parse_fault(text)
-    board, _ = make_board()
-    assert refuses(VirtualTree(board), FAULT, text) == errno.EINVAL
+    assert refuses(make_tree(), FAULT, text) == errno.EINVAL
 
 
 def test_boards_of_other_types_cannot_be_simulated() -> None:

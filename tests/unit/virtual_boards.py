@@ -7,6 +7,7 @@ import functools
 
 from device_agent.board_types import BoardType, load_board_types
 from farm.virtual.board import VirtualBoard
+from farm.virtual.tree import VirtualTree
 from tests.clocks import Clock as Clock
 
 
@@ -26,3 +27,8 @@ def make_board(name: str = "jetson-nano", seed: int = 0, typical: bool = True) -
         spread = dict.fromkeys(("capacitance", "leakage", "resistance", "latency", "sensor_gain"), 0.0)
         board_type = dataclasses.replace(board_type, simulation=board_type.simulation | {"spread": spread})
     return VirtualBoard(board_type, seed, clock), clock
+
+
+def make_tree(name: str = "jetson-nano") -> VirtualTree:
+    """Root's files of a typical board; it is the tree's `board`."""
+    return VirtualTree(make_board(name)[0])
