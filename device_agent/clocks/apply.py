@@ -12,10 +12,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import TRUE_FREQ
-from device_agent.clocks.cpufreq import BOOT_CPU, format_cpus
-from device_agent.clocks.platform import Platform
-from device_agent.clocks.power_mode import Mode
+from device_agent.clocks.cpufreq import BOOT_CPU, TRUE_FREQ, format_cpus
+from device_agent.clocks.platform import Mode, Platform
 from device_agent.errors import BadPointError, ClockError
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from device_agent.protocol.texts import format_hz, format_table

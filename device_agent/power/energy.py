@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.power.calibrate import estimate_period, group_by_chip, smallest_difference
+from device_agent.power.sampler import Array, RailTrace, Trace
 from device_agent.power.sensors import DEAD, PowerSensors
-from device_agent.power.trace import Array, RailTrace, Trace
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.

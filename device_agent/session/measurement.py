@@ -15,8 +15,8 @@ from device_agent.errors import BadPointError, SensorError
 from device_agent.platforms.board_time import BoardTime
 from device_agent.platforms.evidence import Sensors
 from device_agent.power import energy
+from device_agent.power.sampler import Trace
 from device_agent.power.sensors import PowerSensors
-from device_agent.power.trace import Trace
 from device_agent.protocol import (
     Energy,
     EnergySpec,
