@@ -324,7 +324,8 @@ class Hotplug:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self.cpus = self._find_cpus()
+        names = [name.removeprefix("cpu") for name in list_names(tree, CPUS, "cpu[0-9]*")]
+        self.cpus = self._read_list("present") or tuple(int(name) for name in names if name.isdecimal())
 
     def read_online(self) -> tuple[int, ...]:
         """Cores online now; all of them if the kernel does not say."""
@@ -349,11 +350,6 @@ class Hotplug:
             write(access, f"{CPUS}/cpu{cpu}/online", "1")
         for cpu in sorted(set(online) - set(wanted), reverse=True):
             write(access, f"{CPUS}/cpu{cpu}/online", "0")
-
-    def _find_cpus(self) -> tuple[int, ...]:
-        names = [name.removeprefix("cpu") for name in list_names(self._tree, CPUS, "cpu[0-9]*")]
-        folders = tuple(int(name) for name in names if name.isdecimal())
-        return self._read_list("present") or folders
 
     def _read_list(self, file: str) -> tuple[int, ...]:
         try:

@@ -253,13 +253,10 @@ class Measurement:
             return Outcome(Status.CLOCK_DRIFTED, f"the board is unsafe: {reason}")
         if moved := self._board.reassert():
             return Outcome(Status.CLOCK_DRIFTED, f"the operating point does not hold: {moved}")
-        if self._spec.start is not None and (problem := self._wait_for_start(self._spec.start)):
+        time, start = self._board.time, self._spec.start
+        if start is not None and (problem := wait(start, self._board.evidence, time.now_s, time.sleep)):
             return Outcome(Status.NOISY, problem)
         return None
-
-    def _wait_for_start(self, conditions: StartConditions) -> str:
-        time = self._board.time
-        return wait(conditions, self._board.evidence, time.now_s, time.sleep)
 
     def _lay_out(self) -> None:
         try:
