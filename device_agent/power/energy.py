@@ -283,9 +283,7 @@ def _is_sound(power: RailPower) -> bool:
 def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
     """The step between values: from the hardware, the calibration, or this trace."""
     found = [step for step in (rail.resolution_w, step_w) if step]
-    if not found:
-        found = [step for step in (smallest_difference(rail.values_w),) if step]
-    return max(found, default=_UNKNOWN_STEP_W)
+    return max(found) if found else smallest_difference(rail.values_w) or _UNKNOWN_STEP_W
 
 
 def _sum(rails: Sequence[RailPower], shares: Sequence[float] = ()) -> RailPower:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
-from farm.artifacts import artifact_folder, compile, devices, import_check
+from farm.artifacts import artifact_folder, compile, import_check
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact, list_model_options, list_options, note_artifact, require_place
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
@@ -97,7 +97,7 @@ def make_faster(
     """Compile for each device of a board type and write the fastest, including copies.
 
     The manifest says why a device has no code; an internal error is also logged. Raises the errors of
-    `devices.choose`, and those that concern all devices.
+    `compile.choose_device`, and those that concern all devices.
     """
     require_place(out)
     made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
@@ -109,10 +109,11 @@ def make_faster(
             device = gpus.name_device(order.board_type)
             failed[device] = error
             if isinstance(error, InternalError):
-                _log.warning("no code for the %s: %s", device, devices.say_why(error))
+                _log.warning("no code for the %s: %s", device, compile.say_why(error))
         else:
             made[manifest.device] = manifest, files
-    taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
+    offered = {name: each for name, (each, _) in made.items()}
+    taken, changes = compile.choose_device(offered, failed, orders[0].board_type)
     manifest, files = made[taken]
     return _write(out, manifest.model_copy(update=changes), files, settings, say)
 
@@ -120,7 +121,8 @@ def make_faster(
 def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings, say: Say | None) -> Artifact:
     artifact = artifact_folder.write_artifact(out, manifest, files)
     note_artifact(settings.home_path, artifact)
-    if say is not None and (note := describe_imported(manifest.count_imported(), manifest.count("record"))):
+    imported = sum(each.record is not None and each.record.imported for each in manifest.workloads)
+    if say is not None and (note := describe_imported(imported, manifest.count("record"))):
         say(f"{manifest.name}: {note}")
     return artifact
 
@@ -278,7 +280,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 
 def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> None:
     if missing := find_missing(served):
-        named = units.name_some(missing, devices.MOST_NAMED)
+        named = units.name_some(missing, compile.MOST_NAMED)
         kind, about = order.board_type.name, order.opened.about
         words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
         command = shlex.join([*words, *list_options(order.board_type.pipeline)])

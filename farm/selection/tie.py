@@ -132,7 +132,9 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
         return Judgement(names[0], (), (), ())
     logs = _as_logs(used, names, rule)
     error = (1 - rule.confidence) / (len(rule.looks) * (len(names) - 1))
-    leader = _find_leader(logs)
+    # Rounded, so that equals stay equal in any order of summation.
+    centres = np.round(np.median(logs - logs.mean(axis=1, keepdims=True), axis=0), 12)
+    leader = int(np.argmin(centres))
     ratios = _ratios(logs, names, leader, error)
     if any(ratio.high < 1.0 for ratio in ratios):
         # The median of few skewed ratios may err where their interval does not.
@@ -194,12 +196,6 @@ def find_contradictions(
 
 def _as_logs(rounds: Sequence[Round], names: Sequence[str], rule: TieRule) -> npt.NDArray[np.float64]:
     return np.log(np.array([[rule.cost(each, name) for name in names] for each in rounds], dtype=np.float64))
-
-
-def _find_leader(logs: npt.NDArray[np.float64]) -> int:
-    # Rounded, so that equals stay equal in any order of summation.
-    centres = np.round(np.median(logs - logs.mean(axis=1, keepdims=True), axis=0), 12)
-    return int(np.argmin(centres))
 
 
 def _ratios(logs: npt.NDArray[np.float64], names: Sequence[str], leader: int, error: float) -> list[Ratio]:
