@@ -109,7 +109,7 @@ def only_json() -> Iterator[Emit]:
 
 def describe() -> dict[str, Any]:
     """The machine and the versions that the figures belong to."""
-    from device_agent.platforms.describe import Machine
+    from device_agent.platforms.evidence import Machine
 
     versions = {}
     for name in _DISTRIBUTIONS:

@@ -148,7 +148,8 @@ def make_board(
         access = HelperClient(socket_path)
         stack.callback(access.close)
     return Board(
-        chosen.name or _host_name(),
+        # The host's name as a valid board name.
+        chosen.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63] or "board",
         chosen.board_type,
         device_agent.__version__,
         tree,
@@ -164,11 +165,6 @@ def make_board(
 def _writes_clocks(chosen: argparse.Namespace) -> bool:
     """Whether a one-shot command needs a clock helper. `serve` runs without root, with the service's helper or none."""
     return getattr(chosen, "verb", "") in ("pin", "restore") or bool(getattr(chosen, "pin", False))
-
-
-def _host_name() -> str:
-    """Reduce the host's name to a valid board name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63] or "board"
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int, rig: type[Rig]) -> int:

@@ -121,11 +121,8 @@ def detect(tree: Tree, types: Mapping[str, BoardType]) -> BoardType | None:
             if entry in board_type.detect.compatible:
                 return board_type
     for board_type in types.values():
-        if any(_is_model(identity.model, model) for model in board_type.detect.models):
+        # Boards append their revision: `Raspberry Pi 4 Model B Rev 1.4`.
+        models = "|".join(map(re.escape, board_type.detect.models))
+        if models and re.fullmatch(rf"(?:{models})(?: Rev\b.*)?", identity.model):
             return board_type
     return None
-
-
-def _is_model(said: str, known: str) -> bool:
-    """Boards append their revision: `Raspberry Pi 4 Model B Rev 1.4`."""
-    return re.fullmatch(rf"{re.escape(known)}(?: Rev\b.*)?", said) is not None

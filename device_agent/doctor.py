@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 
 from device_agent.errors import AgentError
-from device_agent.platforms.describe import find_engine_versions
+from device_agent.platforms.evidence import find_engine_versions
 from device_agent.protocol import Engine, OperatingPoint, PinStatus
 from device_agent.session.board import Board
 

@@ -16,7 +16,8 @@ def make_parser(
     parser = argparse.ArgumentParser(prog="device-agent", description="The tvm-farm program on a board.")
     parser.add_argument("--version", action="version", version=device_agent.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    own, output = _common_options(), _output_options()
+    own, output = _common_options(), argparse.ArgumentParser(add_help=False)
+    output.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     shared = [own, common] if common else [own]
     commands.add_parser("describe", parents=[*shared, output], help="say what this board is")
     serving = [*shared, serve] if serve else shared
@@ -44,12 +45,6 @@ def make_parser(
 
     doctor = commands.add_parser("doctor", parents=[*shared, output], help="check everything that this board needs")
     doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
-    return parser
-
-
-def _output_options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     return parser
 
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import TRUE_FREQ
-from device_agent.clocks.cpufreq import BOOT_CPU, format_cpus
-from device_agent.clocks.platform import Platform
-from device_agent.clocks.power_mode import Mode
+from device_agent.clocks.cpufreq import BOOT_CPU, TRUE_FREQ, format_cpus
+from device_agent.clocks.platform import Mode, Platform
 from device_agent.errors import BadPointError, ClockError
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from device_agent.protocol.texts import format_hz, format_table
@@ -114,7 +112,9 @@ def _plan_cpu(platform: Platform, point: OperatingPoint, online: tuple[int, ...]
         if table:
             require_listed(name, hz, table)
         elif cluster.clocks(now):
-            _require_in_range(name, hz, cluster.read_range_hz(now))
+            low, high = cluster.read_range_hz(now) or (hz, hz)
+            if not low <= hz <= high:
+                raise BadPointError(f"{name} goes from {format_hz(low)} to {format_hz(high)}, not to {format_hz(hz)}")
         elif set(cluster.cpus) & set(now):
             raise BadPointError(f"{name} has no cpufreq here: its clock cannot be held")
         # else: an offline cluster never seen; its table is read once it is online
@@ -138,11 +138,6 @@ def require_listed(name: str, hz: int, table: tuple[int, ...]) -> None:
     at = bisect.bisect(table, hz)
     nearest = " and ".join(map(format_hz, table[max(0, at - 1) : at + 1]))
     raise BadPointError(f"{name} has no {format_hz(hz)}; nearest: {nearest}; it has {format_table(table)}")
-
-
-def _require_in_range(name: str, hz: int, ends: tuple[int, int] | None) -> None:
-    if ends is not None and not ends[0] <= hz <= ends[1]:
-        raise BadPointError(f"{name} goes from {format_hz(ends[0])} to {format_hz(ends[1])}, not to {format_hz(hz)}")
 
 
 @dataclasses.dataclass(frozen=True)

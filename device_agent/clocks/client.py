@@ -65,7 +65,7 @@ class HelperClient:
                     raise
                 time.sleep(_QUEUE_PAUSE_S)
         self._stop = threading.Event()
-        beat = (self._sock, self._send_lock, self._stop, self.is_wanted or _always)
+        beat = (self._sock, self._send_lock, self._stop, self.is_wanted or (lambda: True))
         threading.Thread(target=_beat, args=beat, name="clock-heartbeat", daemon=True).start()
 
     def _begin(self, holder: str) -> None:
@@ -192,10 +192,6 @@ class HelperClient:
         self._forget()
         if sock is not None:
             sock.close()
-
-
-def _always() -> bool:
-    return True
 
 
 def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event, is_wanted: Callable[[], bool]) -> None:

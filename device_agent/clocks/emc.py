@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import write
+from device_agent.clocks.cpufreq import write
 from device_agent.errors import AgentError, ClockError, HelperUnavailableError, RefusedError
 from device_agent.protocol import DomainClocks
 from device_agent.protocol.texts import format_hz

@@ -27,14 +27,12 @@ NO_TRANSACTION = "clocks are written within a transaction only, and there is non
 _SNAPSHOT, _UNSAFE = "snapshot.json", "unsafe.json"
 
 
-def _at_once(work: Callable[[], None]) -> None:
-    work()
-
-
 class Transaction:
     """The state of one board's clocks. The caller ensures that each state folder has one."""
 
-    def __init__(self, tree: Tree, state_dir: Path, aside: Callable[[Callable[[], None]], None] = _at_once) -> None:
+    def __init__(
+        self, tree: Tree, state_dir: Path, aside: Callable[[Callable[[], None]], None] = lambda work: work()
+    ) -> None:
         """`aside` runs blocking disk writes."""
         self.unsafe = read_unsafe(state_dir)
         self._aside = aside

@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from device_agent import processes
-from device_agent.listener.greeting import Greeting
-from device_agent.listener.tracker import TrackerLink
+from device_agent.listener.tracker import Greeting, TrackerLink
 from device_agent.protocol import (
     FENCE_PREFIX,
     ClaimStatus,

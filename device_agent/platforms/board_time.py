@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from device_agent.power.sampler import Sampler
+from device_agent.power.sampler import Sampler, Trace
 from device_agent.power.sensors import PowerSensors
-from device_agent.power.trace import Trace
 
 
 class Ticker(Protocol):

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from device_agent.power.sampler import Collector
+from device_agent.power.sampler import Array, Collector, RailTrace
 from device_agent.power.sensors import DEAD, PowerSensors
-from device_agent.power.trace import Array, RailTrace
 from device_agent.protocol import SensorInfo
 
 # Fast enough for the 6.6 ms of the chip's power-on setting.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.power.calibrate import estimate_period, group_by_chip, smallest_difference
+from device_agent.power.sampler import Array, RailTrace, Trace
 from device_agent.power.sensors import DEAD, PowerSensors
-from device_agent.power.trace import Array, RailTrace, Trace
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
@@ -283,9 +283,7 @@ def _is_sound(power: RailPower) -> bool:
 def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
     """The step between values: from the hardware, the calibration, or this trace."""
     found = [step for step in (rail.resolution_w, step_w) if step]
-    if not found:
-        found = [step for step in (smallest_difference(rail.values_w),) if step]
-    return max(found, default=_UNKNOWN_STEP_W)
+    return max(found) if found else smallest_difference(rail.values_w) or _UNKNOWN_STEP_W
 
 
 def _sum(rails: Sequence[RailPower], shares: Sequence[float] = ()) -> RailPower:

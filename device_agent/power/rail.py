@@ -1,6 +1,6 @@
 """The interface of a power sensor's rail, and cheap reads of its files.
 
-Drivers are in `ina3221.py` and `rapl.py`.
+Drivers are in `sensors.py`.
 """
 
 from __future__ import annotations

@@ -8,19 +8,28 @@ arguments beside the JSON, or come back in one frame (see `pack_frame`).
 
 from __future__ import annotations
 
-from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.protocol.hardware import Description
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load_json, pack_frame, unpack_frame
-from device_agent.protocol.outcome import FaultSide, Layer, Outcome, RunDetails, Status
-from device_agent.protocol.power import (
+from device_agent.protocol.outcome import (
+    EVERY_CLUSTER,
+    Clocks,
+    DomainClocks,
     Energy,
     EnergySpec,
     Evidence,
+    FaultSide,
+    Layer,
+    OperatingPoint,
+    Outcome,
+    PinReport,
+    PinStatus,
     PowerSpec,
     PowerTrace,
     PowerWindow,
     RailPower,
+    RunDetails,
     SensorInfo,
+    Status,
 )
 from device_agent.protocol.processors import REACHED, START_S, WARP, Processor, Segment, count_seconds, find_processor
 from device_agent.protocol.specs import (

@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks
 from device_agent.protocol.messages import Message
-from device_agent.protocol.power import SensorInfo
+from device_agent.protocol.outcome import EVERY_CLUSTER, Clocks, SensorInfo
 
 
 @dataclasses.dataclass(frozen=True)

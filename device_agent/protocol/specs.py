@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, require_positive
-from device_agent.protocol.power import EnergySpec
+from device_agent.protocol.outcome import EnergySpec
 
 # From tvm/rpc/base.py: the magic number of TVM's RPC handshake, and a server's acceptance.
 RPC_MAGIC = 0xFF271

@@ -17,7 +17,7 @@ from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
 from device_agent.clocks.platform import Platform
 from device_agent.errors import AgentError, SensorError
-from device_agent.platforms import describe, evidence, gpu
+from device_agent.platforms import evidence, gpu
 from device_agent.platforms.board_time import BoardTime, HostTime
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors
@@ -128,7 +128,7 @@ class Board:
         # Objects that workers inherit at the fork, and that are not pickled.
         self.shared = (tree, self._sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
-        self._machine = describe.Machine(tree)
+        self._machine = evidence.Machine(tree)
 
     @property
     def key(self) -> str:

@@ -15,8 +15,8 @@ from device_agent.errors import BadPointError, SensorError
 from device_agent.platforms.board_time import BoardTime
 from device_agent.platforms.evidence import Sensors
 from device_agent.power import energy
+from device_agent.power.sampler import Trace
 from device_agent.power.sensors import PowerSensors
-from device_agent.power.trace import Trace
 from device_agent.protocol import (
     Energy,
     EnergySpec,
@@ -253,13 +253,10 @@ class Measurement:
             return Outcome(Status.CLOCK_DRIFTED, f"the board is unsafe: {reason}")
         if moved := self._board.reassert():
             return Outcome(Status.CLOCK_DRIFTED, f"the operating point does not hold: {moved}")
-        if self._spec.start is not None and (problem := self._wait_for_start(self._spec.start)):
+        time, start = self._board.time, self._spec.start
+        if start is not None and (problem := wait(start, self._board.evidence, time.now_s, time.sleep)):
             return Outcome(Status.NOISY, problem)
         return None
-
-    def _wait_for_start(self, conditions: StartConditions) -> str:
-        time = self._board.time
-        return wait(conditions, self._board.evidence, time.now_s, time.sleep)
 
     def _lay_out(self) -> None:
         try:

@@ -22,7 +22,7 @@ from tvm.runtime.vm import VirtualMachine
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
-from device_agent.worker import rivals, trtexec
+from device_agent.worker import rivals
 from device_agent.worker.arguments import numpy_dtype
 from device_agent.worker.plan import Collector, LoadError, Marks, Plan, Profile, Runner
 from device_agent.worker.timing import load, load_module
@@ -90,7 +90,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     if spec.stacked > 1 and any(each.shape[:1] != (spec.stacked,) for each in arrays.values()):
         raise protocol.ProtocolError(f"the inputs are not {spec.stacked} along their first axis")
     if spec.engine is Engine.TENSORRT:
-        outcome, outputs = trtexec.run(spec, program, arrays, plan)
+        outcome, outputs = rivals.run_trtexec(spec, program, arrays, plan)
         return protocol.pack_frame(outcome.to_json(), write_arrays(outputs) if spec.return_outputs else b"")
     run, collect, profile = _load(spec, program, arrays, plan)
     plan.marks.set("loaded_s", time.monotonic())

@@ -81,7 +81,7 @@ def _yield_to_agent() -> None:
 
 def allow(memory_bytes: int) -> int:
     """Allow this process so much more address space, permanently; return its limit in bytes."""
-    return _limit(resource.RLIMIT_AS, mapped_bytes(os.getpid()) + memory_bytes, for_good=True)
+    return _limit(resource.RLIMIT_AS, _read_status(os.getpid(), "VmSize") + memory_bytes, for_good=True)
 
 
 def allow_data(memory_bytes: int) -> int:
@@ -126,11 +126,6 @@ def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
         configure(_SHARE_ALL_CORES, count, [str(cpu) for cpu in cpus])
     else:
         configure(_FAST_CORES_FIRST, count)
-
-
-def mapped_bytes(pid: int) -> int:
-    """The mapped address space of process `pid`; 0 once it is gone."""
-    return _read_status(pid, "VmSize")
 
 
 def peak_mapped_bytes(pid: int) -> int:

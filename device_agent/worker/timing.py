@@ -87,10 +87,7 @@ def make_producer(tensor: Any) -> Callable[[], None]:
 
     launch, task = ctypes.CDLL(None).TVMBackendParallelLaunch, _Task(write)
 
-    def produce() -> None:
-        launch(task, None, 0)
-
-    return produce
+    return lambda: launch(task, None, 0)
 
 
 def copy_result(tensor: Any) -> list[Any]:

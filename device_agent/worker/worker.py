@@ -22,9 +22,9 @@ from device_agent import processes, protocol
 from device_agent.errors import AgentError
 from device_agent.platforms import gpu
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.worker import arguments, engines, kept, limits, program, timing
+from device_agent.worker import arguments, engines, limits, program, timing
 from device_agent.worker.plan import LoadError, Marks, OverrunError, Plan
-from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
+from device_agent.worker.watch import BEGUN, MOST_GATHERED, MOST_JOBS, OUTPUT_BYTES, SIZE, End, Orders, Watch
 
 # Runs in the session while a worker runs: the power sampler.
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
@@ -185,7 +185,7 @@ class Workers:
             if worker.cpus == cpus and not processes.has_ended(worker.pid):
                 return worker
             worker.end()
-        orders = kept.Orders(self._folder, self._shared)
+        orders = Orders(self._folder, self._shared)
         try:
             return _Worker(lambda ends: _serve(orders, cpus, ends), cpus, orders)
         except OSError:
@@ -196,7 +196,7 @@ class Workers:
 class _Worker:
     """A forked process, and this session's ends of its channels. `orders` sends jobs to a reusable one."""
 
-    def __init__(self, body: Callable[[_Ends], None], cpus: tuple[int, ...], orders: kept.Orders | None = None) -> None:
+    def __init__(self, body: Callable[[_Ends], None], cpus: tuple[int, ...], orders: Orders | None = None) -> None:
         """Fork it. Raises OSError."""
         self.cpus, self.orders = cpus, orders
         self.jobs, self._kept_bytes = 0, 0
@@ -229,7 +229,7 @@ class _Worker:
         has = limits.data_bytes(self.pid)
         self._kept_bytes = self._kept_bytes or has
         gathered = has - self._kept_bytes
-        return self.jobs < kept.MOST_JOBS and gathered < kept.MOST_GATHERED * allowed.memory_bytes
+        return self.jobs < MOST_JOBS and gathered < MOST_GATHERED * allowed.memory_bytes
 
     def leave(self) -> None:
         """Release it after its death or its one job."""
@@ -298,7 +298,7 @@ def _work(job: Callable[[], bytes], begin: Callable[[], int], ends: _Ends) -> No
     _report(ends, job, begin)
 
 
-def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
+def _serve(orders: Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
     """The life of a reusable worker: job after job, until one fails and the session kills it."""
     ends.enter(orders.reading)
     begun: Limits | None = None

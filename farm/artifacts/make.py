@@ -16,7 +16,7 @@ from typing import Any
 
 from device_agent.protocol import CPU, GPU
 from farm import units
-from farm.artifacts import artifact_folder, compile, devices, import_check
+from farm.artifacts import artifact_folder, compile, import_check
 from farm.artifacts import manifest as manifests
 from farm.artifacts.artifact_folder import Artifact, list_model_options, list_options, note_artifact, require_place
 from farm.artifacts.given_model import GivenModel, find_labels, find_task, require_labels
@@ -98,7 +98,7 @@ def make_faster(
     """Compile for each device of a board type and write the fastest, including copies.
 
     The manifest says why a device has no code; an internal error is also logged. Raises the errors of
-    `devices.choose`, and those that concern all devices.
+    `compile.choose_device`, and those that concern all devices.
     """
     require_place(out)
     made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
@@ -110,10 +110,11 @@ def make_faster(
             device = GPU if is_for_gpu(order.board_type.pipeline) else CPU
             failed[device] = error
             if isinstance(error, InternalError):
-                _log.warning("no code for the %s: %s", device, devices.say_why(error))
+                _log.warning("no code for the %s: %s", device, compile.say_why(error))
         else:
             made[manifest.device] = manifest, files
-    taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
+    offered = {name: each for name, (each, _) in made.items()}
+    taken, changes = compile.choose_device(offered, failed, orders[0].board_type)
     manifest, files = made[taken]
     return _write(out, manifest.model_copy(update=changes), files, settings, say)
 
@@ -121,7 +122,8 @@ def make_faster(
 def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings, say: Say | None) -> Artifact:
     artifact = artifact_folder.write_artifact(out, manifest, files)
     note_artifact(settings.home_path, artifact)
-    if say is not None and (note := describe_imported(manifest.count_imported(), manifest.count("record"))):
+    imported = sum(each.record is not None and each.record.imported for each in manifest.workloads)
+    if say is not None and (note := describe_imported(imported, manifest.count("record"))):
         say(f"{manifest.name}: {note}")
     return artifact
 
@@ -274,7 +276,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 
 def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> None:
     if missing := find_missing(served):
-        named = units.name_some(missing, devices.MOST_NAMED)
+        named = units.name_some(missing, compile.MOST_NAMED)
         kind, about = order.board_type.name, order.opened.about
         words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
         command = shlex.join([*words, *list_options(order.board_type.pipeline)])

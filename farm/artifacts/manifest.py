@@ -351,10 +351,6 @@ class Manifest(StrictModel):
         """Count the workloads served from `source`."""
         return sum(each.source == source for each in self.workloads)
 
-    def count_imported(self) -> int:
-        """Count the workloads served by imported records."""
-        return sum(each.record is not None and each.record.imported for each in self.workloads)
-
     def to_json(self) -> str:
         """Return the file's text, with a digest that reveals changes by hand."""
         document = self.model_dump(mode="json", exclude=None if self.lengths else {"lengths"})

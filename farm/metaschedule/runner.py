@@ -23,10 +23,9 @@ from farm import foreign, units
 from farm import settings as farm_settings
 from farm.connectivity.services import using_services
 from farm.crew.choice import TargetPlan, plan_pool, plan_target
-from farm.crew.crew import Crew, WorkStoppedError, wait_for
+from farm.crew.crew import BoardPool, Crew, Tried, WorkStoppedError, wait_for
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
-from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script

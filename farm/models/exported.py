@@ -10,11 +10,10 @@ import functools
 import hashlib
 import importlib
 import logging
-import pathlib
 import pickle
 import re
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from farm import folders
@@ -38,12 +37,12 @@ _FOLDERS = frozenset({"aotinductor"})
 _FILES = ("custom_obj", "opaque_obj")
 
 
-def is_exported(path: pathlib.Path) -> bool:
+def is_exported(path: Path) -> bool:
     """Say whether a file is an archive of any version of torch.export.save."""
     return bool({each.name for each in _list_members(path) or ()} & _PROGRAMS)
 
 
-def explain_archive(path: pathlib.Path) -> str:
+def explain_archive(path: Path) -> str:
     """Describe a zip archive that is no torch.export program, and what to do about it."""
     members = _list_members(path)
     if members is None:
@@ -55,16 +54,16 @@ def explain_archive(path: pathlib.Path) -> str:
     return f"it is {what}; save the model with torch.export.save or torch.onnx.export"
 
 
-def _list_members(path: pathlib.Path) -> list[pathlib.PurePosixPath] | None:
+def _list_members(path: Path) -> list[PurePosixPath] | None:
     """List the members' names; None for a damaged archive."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return [pathlib.PurePosixPath(name) for name in archive.namelist()]
+            return [PurePosixPath(name) for name in archive.namelist()]
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return None
 
 
-def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
+def convert(path: Path, trusted: bool = False) -> bytes:
     """Return the program as ONNX, cached by content.
 
     An uncached file is read only if the user `trusted` it. Raises UsageError where it is not trusted, or PyTorch is
@@ -89,11 +88,11 @@ def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
     return data
 
 
-def _refuse_code(path: pathlib.Path) -> None:
+def _refuse_code(path: Path) -> None:
     """Raise UsageError that names a member with code or a pickled object."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            parts = pathlib.PurePosixPath(name).parts
+            parts = PurePosixPath(name).parts
             if _FOLDERS.intersection(parts) or (parts and parts[-1].startswith(_FILES)):
                 raise UsageError(
                     f"{path} is refused: its member {name!r} is machine code or a pickled object",
@@ -101,7 +100,7 @@ def _refuse_code(path: pathlib.Path) -> None:
                 )
 
 
-def _convert(path: pathlib.Path, program: bytes) -> bytes:
+def _convert(path: Path, program: bytes) -> bytes:
     limits = confined.ConfinedLimits(_MEMORY_BYTES + _COPIES * len(program), _TIMEOUT_S)
     try:
         return confined.call(f"{__name__}:convert_program", program, "it was not converted", limits, trusted=True)

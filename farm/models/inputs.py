@@ -155,12 +155,9 @@ def _read_input(value: onnx.ValueInfoProto, rows: int | None) -> InputSpec:
         raise UsageError(f"input {value.name!r} has the unknown element type {tensor.elem_type}") from error
     if dtype == "object":
         raise UsageError(f"input {value.name!r} is text; the farm feeds numbers only")
-    return InputSpec(value.name, tuple(_read_dimension(d) for d in tensor.shape.dim), dtype, rows)
-
-
-def _read_dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str:
     # Some exporters write 0 or -1 for an open dimension.
-    return dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or "?"
+    shape = tuple(d.dim_value if d.dim_value > 0 else d.dim_param or "?" for d in tensor.shape.dim)
+    return InputSpec(value.name, shape, dtype, rows)
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import hashlib
 import math
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -101,7 +100,7 @@ def resolve_model(text: str, trusted: bool = False) -> ModelSource:
         return _source(text, zoo.ZOO[text].build(), f"zoo:{text}")
     if text in trained.TRAINED:
         text = str(trained.require(text))
-    path = pathlib.Path(text).expanduser()
+    path = Path(text).expanduser()
     data = _require_model(path, _read(path, text, trusted))
     return _source(path.stem, data, str(path.resolve()))
 
@@ -110,13 +109,15 @@ def _source(name: str, data: bytes, origin: str) -> ModelSource:
     return ModelSource(name, data, hashlib.sha256(data).hexdigest(), origin)
 
 
-def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
+def _read(path: Path, typed: str, trusted: bool) -> bytes:
     """Read the file; refuse before reading what cannot be a model."""
     try:
         if not path.exists():
             raise _not_found(path, typed)
         if path.is_dir():
-            raise UsageError(f"{path} is a folder, not an ONNX file", _folder_hint(path))
+            files = sorted(p.name for p in path.iterdir() if p.suffix.lower() in _SUFFIXES)[:5]
+            hint = f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
+            raise UsageError(f"{path} is a folder, not an ONNX file", hint)
         if not path.is_file():
             raise UsageError(f"{path} is not a regular file", "Give an ONNX file or a zoo name.")
         with path.open("rb") as file:
@@ -145,7 +146,7 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
     return tflite.convert(path, data) if tflite.is_tflite(path, start) else data
 
 
-def _require_model(path: pathlib.Path, data: bytes) -> bytes:
+def _require_model(path: Path, data: bytes) -> bytes:
     """Parse and check the model and load its external weights; return self-contained bytes."""
     model = onnx.ModelProto()
     try:
@@ -204,7 +205,7 @@ def _is_bare(value: onnx.ValueInfoProto) -> bool:
     return value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
-def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
+def _take_in_external_data(path: Path, model: onnx.ModelProto) -> bool:
     """Load weights from other files; say whether there were any."""
     external = [t for t in _tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
@@ -237,7 +238,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from (part for each in sparse for part in (each.values, each.indices))
 
 
-def _not_found(path: pathlib.Path, typed: str) -> UsageError:
+def _not_found(path: Path, typed: str) -> UsageError:
     looks_like_file = path.suffix.lower() in _SUFFIXES or len(path.parts) > 1
     names = difflib.get_close_matches(typed.lower(), [*zoo.ZOO, *trained.TRAINED], n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(names)}? " if names else ""
@@ -247,12 +248,7 @@ def _not_found(path: pathlib.Path, typed: str) -> UsageError:
     )
 
 
-def _folder_hint(folder: pathlib.Path) -> str:
-    files = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)[:5]
-    return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
-
-
-def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:
+def _unreadable(path: Path, data: bytes) -> UsageError:
     # Exporters write field 1, the IR version, first: such a file began as a model.
     if data[:1] == b"\x08":
         return UsageError(f"{path} is a truncated or damaged ONNX file", "Copy or export it again.")

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from device_agent.errors import SensorError
 from device_agent.platforms.board_time import BoardTime, HostTime, Ticker, Watch
-from device_agent.power.sampler import collect
+from device_agent.power.sampler import Trace, collect
 from device_agent.power.sensors import PowerSensors
-from device_agent.power.trace import Trace
 from device_agent.sysfs import Tree
 from farm.virtual.tree import TIME
 

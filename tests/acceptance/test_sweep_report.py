@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from device_agent.clocks.power_mode import parse_configuration
+from device_agent.clocks.platform import parse_configuration
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
 from farm.store import Store

@@ -12,7 +12,7 @@ import pytest
 from device_agent.board_types import BoardType, load_board_types
 from device_agent.clocks.access import AccessStatus
 from device_agent.errors import HelperUnavailableError, SensorError
-from device_agent.power import calibrate, energy, ina3221, sampler
+from device_agent.power import calibrate, energy, sampler, sensors
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import PowerWindow
 from device_agent.sysfs import FileTree
@@ -450,7 +450,7 @@ def test_a_chip_without_driver_has_no_rails(tmp_path: Path) -> None:
     for device, name in (("6-0040", "ina3221x"), ("6-0041", "lm75")):
         (tmp_path / _DEVICES / device).mkdir(parents=True)
         write(tmp_path / _DEVICES / device / "name", name)
-    assert ina3221.find_rails(FileTree(tmp_path), _TYPES["jetson-nano"]) == []
+    assert sensors.find_ina3221_rails(FileTree(tmp_path), _TYPES["jetson-nano"]) == []
 
 
 def make_virtual(name: str, privileged: bool = True) -> tuple[VirtualTree, PowerSensors, Clock]:

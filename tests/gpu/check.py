@@ -31,7 +31,7 @@ from tvm import rpc
 
 from device_agent import protocol
 from device_agent.platforms import gpu
-from device_agent.platforms.describe import Machine
+from device_agent.platforms.evidence import Machine
 from device_agent.protocol import GPU, Engine, FaultSide, Limits, MeasureSpec, Outcome, RunSpec, TensorSpec
 from device_agent.worker import engines
 

@@ -19,12 +19,11 @@ import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Outcome, Status, TensorSpec
 from farm.connectivity.tracker import Tracker
-from farm.crew.crew import Crew, wait_for
+from farm.crew.crew import BoardPool, Crew, Tried, wait_for
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits as HealthLimits
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_site import FleetSite
-from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
 from farm.metaschedule.builder import Compilers
 from farm.metaschedule.runner import MeasuredLately, recent

@@ -21,9 +21,8 @@ import pytest
 from device_agent import processes
 from device_agent.protocol import Limits, Outcome, Status, pack_frame
 from device_agent.worker import limits, worker
-from device_agent.worker.kept import Orders
 from device_agent.worker.plan import Marks
-from device_agent.worker.watch import BEGUN, SIZE, End, Watch
+from device_agent.worker.watch import BEGUN, SIZE, End, Orders, Watch
 
 MEMORY_BYTES = 256 << 20
 # From mman.h; Python has no name for it.

@@ -6,8 +6,7 @@ import pathlib
 
 import pytest
 
-from device_agent.platforms.describe import Machine
-from device_agent.platforms.evidence import Sensors
+from device_agent.platforms.evidence import Machine, Sensors
 from device_agent.sysfs import FileTree
 
 

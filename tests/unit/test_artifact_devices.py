@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import devices
+from farm.artifacts import compile
 from farm.artifacts import make as artifacts
 from farm.artifacts.artifact_folder import open_artifact
 from farm.artifacts.compile import Served
@@ -35,7 +35,7 @@ def test_copies_count_for_a_gpu_alone() -> None:
     """A GPU's inputs and outputs are brought to it and back, each with a start and its bytes."""
     large = Tensor(name="x", shape=(1, 3, 1024, 1024), dtype="float32")
     on_cpu, on_gpu, with_more = (
-        devices.estimate(make(**each), NANO) for each in ({}, {"gpu": CODE}, {"gpu": CODE, "inputs": (large,)})
+        compile.estimate(make(**each), NANO) for each in ({}, {"gpu": CODE}, {"gpu": CODE, "inputs": (large,)})
     )
     assert (on_cpu.latency_s, on_cpu.copies_s) == (1e-3, 0.0)
     assert on_gpu.latency_s == pytest.approx(1e-3 + on_gpu.copies_s)
@@ -47,14 +47,14 @@ def test_copies_count_for_a_gpu_alone() -> None:
 def test_no_device_is_taken_where_a_time_is_unknown() -> None:
     """The workload that is unknown is named."""
     with pytest.raises(PermanentError, match="no prediction for conv2d"):
-        devices.estimate(make(None), NANO)
+        compile.estimate(make(None), NANO)
 
 
 def test_a_device_without_code_leaves_it_to_the_other() -> None:
     """It is taken at any time, known or not, and the manifest says why the other was not."""
-    taken, said = devices.choose({"cpu": make(None)}, {"gpu": CodeRefusedError("ptxas refuses the code")}, NANO)
+    taken, said = compile.choose_device({"cpu": make(None)}, {"gpu": CodeRefusedError("ptxas refuses the code")}, NANO)
     assert (taken, said) == ("cpu", {"devices": {}, "not_made": {"gpu": "ptxas refuses the code"}})
-    taken, said = devices.choose({"cpu": make(1e-3), "gpu": make(1e-4, gpu=CODE)}, {}, NANO)
+    taken, said = compile.choose_device({"cpu": make(1e-3), "gpu": make(1e-4, gpu=CODE)}, {}, NANO)
     assert (taken, set(said["devices"]), said["not_made"]) == ("gpu", {"cpu", "gpu"}, {})
 
 
@@ -118,13 +118,13 @@ def test_a_bug_of_ours_is_called_one(
 def test_no_device_with_code_is_an_error_that_names_both() -> None:
     """What is wrong with the model itself is said once."""
     with pytest.raises(PermanentError, match="for a jetson-nano: not for the cpu: no a; not for the gpu: no b"):
-        devices.choose({}, {"cpu": PermanentError("no a"), "gpu": CodeRefusedError("no b")}, NANO)
+        compile.choose_device({}, {"cpu": PermanentError("no a"), "gpu": CodeRefusedError("no b")}, NANO)
     with pytest.raises(UsageError, match="not for the cpu: no a; not for the gpu: no b"):
-        devices.choose({}, {"cpu": ModelRefusedError("no a"), "gpu": ModelRefusedError("no b")}, NANO)
+        compile.choose_device({}, {"cpu": ModelRefusedError("no a"), "gpu": ModelRefusedError("no b")}, NANO)
     with pytest.raises(InternalError, match="not for the gpu: internal error of the farm: KeyError: 3"):
-        devices.choose({}, {"cpu": PermanentError("no a"), "gpu": InternalError("KeyError: 3")}, NANO)
+        compile.choose_device({}, {"cpu": PermanentError("no a"), "gpu": InternalError("KeyError: 3")}, NANO)
     with pytest.raises(PermanentError, match=r"^a bad model$"):
-        devices.choose({}, {"cpu": PermanentError("a bad model"), "gpu": PermanentError("a bad model")}, NANO)
+        compile.choose_device({}, {"cpu": PermanentError("a bad model"), "gpu": PermanentError("a bad model")}, NANO)
 
 
 def test_what_makes_the_missing_records_is_offered_whole() -> None:

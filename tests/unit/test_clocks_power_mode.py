@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.board_types import load_board_types
-from device_agent.clocks.power_mode import find_power_modes, parse_configuration
+from device_agent.clocks.platform import find_power_modes, parse_configuration
 from device_agent.sysfs import FileTree
 
 # Shaped as LineageOS/android_device_nvidia_galen, nvpmodel/nvpmodel_t194.conf.

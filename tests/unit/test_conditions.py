@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from device_agent.protocol.power import Evidence
+from device_agent.protocol.outcome import Evidence
 from farm.points.values import format_clocks, format_conditions
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from device_agent.power.calibrate import estimate_period, smallest_difference
 from device_agent.power.energy import half_width_95, scatter, t_95
-from device_agent.power.trace import RailTrace, Recorder
+from device_agent.power.sampler import RailTrace, Recorder
 
 
 class Rail:

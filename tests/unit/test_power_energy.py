@@ -10,8 +10,8 @@ import pytest
 
 from device_agent.board_types import BoardType
 from device_agent.power import calibrate, energy, sampler
+from device_agent.power.sampler import Recorder, Trace
 from device_agent.power.sensors import find_sensors
-from device_agent.power.trace import Recorder, Trace
 from device_agent.protocol import EnergySpec, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.hardware import Power, PowerChip
 from tests.clocks import Clock

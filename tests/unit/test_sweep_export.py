@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.clocks.power_mode import Mode, parse_configuration
+from device_agent.clocks.platform import Mode, parse_configuration
 from device_agent.protocol import OperatingPoint
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type

@@ -7,10 +7,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from device_agent.platforms.describe import find_engine_versions
-from device_agent.platforms.evidence import Sensors
+from device_agent.platforms.evidence import Sensors, find_engine_versions
 from device_agent.protocol import GPU, Engine, Evidence, RunSpec
-from device_agent.worker import trtexec
+from device_agent.worker import rivals
 from device_agent.worker.plan import LoadError, Plan
 
 FAKE = """#!/bin/sh
@@ -49,7 +48,9 @@ def test_an_engine_is_built_once_and_timed_on_the_gpu(log: pathlib.Path, tmp_pat
     program.write_bytes(b"model")
     assert "tensorrt" in find_engine_versions()
     for _ in range(2):
-        outcome, outputs = trtexec.run(RunSpec(Engine.TENSORRT, runs=2, device=GPU), program, {"x": x}, Plan(Still()))
+        outcome, outputs = rivals.run_trtexec(
+            RunSpec(Engine.TENSORRT, runs=2, device=GPU), program, {"x": x}, Plan(Still())
+        )
     assert outcome.latency_s == (1.5e-3, 2.5e-3)
     np.testing.assert_array_equal(outputs[0], [[0.5, 2.0]])
     build, *timed = log.read_text().splitlines()
@@ -62,9 +63,9 @@ def test_what_it_refuses_is_a_load_error(log: pathlib.Path, tmp_path: pathlib.Pa
     program = tmp_path / "model.onnx"
     program.write_bytes(b"rubbish")
     with pytest.raises(LoadError, match="cannot parse"):
-        trtexec.run(RunSpec(Engine.TENSORRT, device=GPU), program, {}, Plan(Still()))
+        rivals.run_trtexec(RunSpec(Engine.TENSORRT, device=GPU), program, {}, Plan(Still()))
     for wrong in ("[", '[{"computeMs": "x"}]', '[{"dimensions": "2", "values": [1]}]'):
         with pytest.raises(LoadError, match="cannot be read"):
-            trtexec.read_outputs(wrong)
+            rivals.read_outputs(wrong)
     with pytest.raises(LoadError, match="cannot be read"):
-        trtexec.read_times('[{"latencyMs": 1}]', 1)
+        rivals.read_times('[{"latencyMs": 1}]', 1)

@@ -167,12 +167,9 @@ def _shape(left: Floats, right: Floats, length: float) -> Floats:
     """Return Matern 5/2, twice differentiable, plus a small part of short range."""
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
     apart = np.sqrt(5 * np.maximum(squares, 0.0))
-    smooth, rough = (_decay(apart / reach) for reach in (length, _ROUGH_LENGTH))
+    reached = (apart / length, apart / _ROUGH_LENGTH)
+    smooth, rough = ((1 + far + far**2 / 3) * np.exp(-far) for far in reached)
     return np.asarray((1 - _ROUGH_SHARE) * smooth + _ROUGH_SHARE * rough)
-
-
-def _decay(distance: Floats) -> Floats:
-    return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
 # Steps for the slope of the fit by a knee's two numbers, and their assumed errors.

@@ -81,7 +81,9 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     known = _Values(expected.latency[done], expected.power[done], expected.idle[done])
     if not left.size:
         return Worth((), 1.0, 0.0, 0.0)
-    p95 = _p95(analysis)
+    # The ratio of the 95th percentile to the median at a typical measured point.
+    tails = [p.latency_p95_s / p.latency.value for p in analysis.measured.values() if p.latency_p95_s]
+    p95 = float(np.median(tails)) if tails else 1.0
     rows = _find_contenders(analysis, goal, known, left, p95, wall)
     latency = model.latency.draw(rows, _DRAWS, rng)
     drawn = _Values.of(wall, latency, *(each.draw(rows, _DRAWS, rng) if each else None for each in (model.power, idle)))
@@ -90,12 +92,6 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     picks, gain = _weigh_pick(goal, drawn, known, keeps, p95)
     scores = front / wants[0] + picks / wants[1]
     return Worth(tuple(int(rows[i]) for i in np.argsort(-scores, kind="stable")), share, gain, doubt)
-
-
-def _p95(analysis: Analysis) -> float:
-    """Return the ratio of the 95th percentile to the median at a typical measured point."""
-    ratios = [p.latency_p95_s / p.latency.value for p in analysis.measured.values() if p.latency_p95_s]
-    return float(np.median(ratios)) if ratios else 1.0
 
 
 def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
