@@ -34,8 +34,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 # A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
 KILL_TIMEOUT_S = 1.0
-# More descriptors than a worker has, and a pid for a guard's pipe.
-_MOST_FILES, _PID = 1024, struct.Struct("<q")
+_PID = struct.Struct("<q")
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The kernel lists a thread for a moment after it was joined.
 _LOOKS, _LOOK_PAUSE_S = 50, 0.001
@@ -169,6 +168,15 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
+def close_all_but(kept: set[int]) -> None:
+    """Close inherited descriptors but keep their numbers taken: an object closed later must not hit a reused one."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in {*kept, nothing}:
+            os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
 def guard_group() -> Callable[[int], None]:
     """Start a process that outlives this one if it is killed, and then ends the last process group that it received.
 
@@ -178,10 +186,9 @@ def guard_group() -> Callable[[int], None]:
 
     def guard() -> None:
         _prctl(_PR_SET_PDEATHSIG, 0)
-        os.dup2(reading, 0)
-        os.closerange(1, _MOST_FILES)
+        close_all_but({reading})
         leader = 0
-        while received := os.read(0, _PID.size):
+        while received := os.read(reading, _PID.size):
             (leader,) = _PID.unpack(received)
         if leader:
             kill_group(leader)

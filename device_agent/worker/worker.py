@@ -147,7 +147,7 @@ class Workers:
         """Let a worker run `job`, collect its report, and kill the worker unless it is reusable."""
         plan.marks.clear()
         allowed = spec.limits
-        first_s = _first_s(allowed) + plan.extra_s
+        first_s = (allowed.load_timeout_s or allowed.timeout_s) + plan.extra_s
         if isinstance(spec, protocol.RunSpec) and spec.command is not None:
             worker = self._fork(job, allowed, plan.cpus, limits.prepare_program)
         else:
@@ -163,7 +163,8 @@ class Workers:
                 if allowed.load_timeout_s is not None:
                     watch.run_s = allowed.timeout_s + plan.extra_s
                 end = watch.run()
-                goes_on = worker.orders is not None and watch.alone and _is_ok(end) and worker.may_go_on(allowed, end)
+                is_ok = _judge(end, allowed)[0].status is Status.OK
+                goes_on = worker.orders is not None and watch.alone and is_ok and worker.may_go_on(allowed, end)
                 return end if goes_on else watch.finish()
         finally:
             if goes_on:
@@ -254,7 +255,9 @@ class _Ends:
         """In the worker: close every inherited descriptor except these and `others`."""
         os.dup2(self.output, 1)
         os.dup2(self.output, 2)
-        _close_all_but({0, 1, 2, self.report, self.distress.fileno(), *others})  # above all the client's connection
+        processes.close_all_but(
+            {0, 1, 2, self.report, self.distress.fileno(), *others}
+        )  # above all the client's connection
 
 
 def _time_candidate(spec: protocol.MeasureSpec, library: bytes, path: Path, plan: Plan) -> bytes:
@@ -273,15 +276,6 @@ def _run_command(spec: protocol.RunSpec, prefix: Sequence[str], files: Mapping[s
     """Run any program; a worker's job."""
     outcome, outputs = program.run(spec, prefix, files, plan)
     return protocol.pack_frame(outcome.to_json(), engines.write_arrays(outputs) if outputs else b"")
-
-
-def _is_ok(end: End) -> bool:
-    """Whether a worker reported an ok outcome."""
-    if end.report is None:
-        return False
-    with contextlib.suppress(protocol.ProtocolError):
-        return Outcome.from_json(protocol.unpack_frame(end.report)[0]).status is Status.OK
-    return False
 
 
 def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
@@ -343,15 +337,6 @@ def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> 
         left = left[os.write(ends.report, left) :]
 
 
-def _close_all_but(kept: set[int]) -> None:
-    """Close inherited descriptors but keep their numbers taken: an object closed later must not hit a reused one."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in {*kept, nothing}:
-            os.dup2(nothing, int(name), inheritable=False)
-    os.close(nothing)
-
-
 def _judge_exception(error: Exception) -> Outcome:
     text = str(error)[:OUTPUT_BYTES]
     if status := gpu.find_status(text):
@@ -365,11 +350,6 @@ def _judge_exception(error: Exception) -> Outcome:
     if isinstance(error, arguments.UnknownDtypeError | protocol.ProtocolError | AgentError | OSError):
         return Outcome(Status.FARM_ERROR, f"{type(error).__name__}: {text}")
     return Outcome(Status.CRASHED, f"the candidate raised {type(error).__name__}: {text}")
-
-
-def _first_s(allowed: Limits) -> float:
-    """The time limit up to the candidate's first call, if that has one of its own."""
-    return allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
 
 
 def _judge(end: End, allowed: Limits, *, on_gpu: bool = False) -> tuple[Outcome, bytes]:

@@ -53,6 +53,7 @@ _CPU = 1  # kDLCPU
 # DLPack's type codes by NumPy's kind; bfloat16 has no kind.
 _CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "b": 6}
 
+
 # Unicorn's cores with the instructions of an architecture; the second adds half precision and int8 dot products,
 # which are optional in Armv8.2.
 _MODELS = {"armv8": arm64_const.UC_CPU_ARM64_A72, "armv8.2": arm64_const.UC_CPU_ARM64_MAX}

@@ -97,11 +97,14 @@ class Pipeline:
         }
         self._write_back = tuple(data["write_back"])
 
+    def find_cost(self, kind: str) -> Cost:
+        """The cost of a kind; a 128-bit kind without an entry costs as the narrower one."""
+        found = self._costs.get(kind) or self._costs.get(kind.removesuffix("_q"))
+        return found or self._costs["vector" if kind.endswith("_q") else "integer"]
+
     def expand(self, instruction: Instruction) -> tuple[tuple[str, ...], Cost]:
         """The pipes that an instruction uses, one operation each, and its cost."""
-        # A 128-bit kind without an entry costs as the narrower one.
-        found = self._costs.get(instruction.kind) or self._costs.get(instruction.kind.removesuffix("_q"))
-        cost = found or self._costs["vector" if instruction.kind.endswith("_q") else "integer"]
+        cost = self.find_cost(instruction.kind)
         return cost.pipes * instruction.times + (self._write_back if instruction.writes_back else ()), cost
 
     def count_cycles(self, instructions: Sequence[Instruction]) -> float:

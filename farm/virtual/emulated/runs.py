@@ -149,7 +149,8 @@ class Candidate:
             raise LoadError(f"the library has no function {spec.entry!r}")
         self._tensors = [self._emulation.place(each.shape, each.dtype) for each in spec.arguments]
         for index, each in enumerate(self._tensors):
-            arguments.fill_argument(each.array.reshape(-1), spec.arguments[index].dtype, spec.seed, index)
+            flat = each.array.reshape(-1)
+            arguments.fill_argument(flat, spec.arguments[index].dtype, spec.seed, index)
 
     def warm_up(self, calls: int) -> None:
         """Do nothing: each call names what is in the caches."""
