@@ -177,7 +177,7 @@ def close_all_but(kept: set[int]) -> None:
     os.close(nothing)
 
 
-def guard_group() -> Callable[[int], None]:
+def guard_group() -> Callable[[int], object]:
     """Start a process that outlives this one if it is killed, and then ends the last process group that it received.
 
     Returns how to send it one: the group's leader, 0 for none. Cheaper than to start each program by `fork`.
@@ -195,11 +195,7 @@ def guard_group() -> Callable[[int], None]:
 
     SPARED.add(fork(guard))
     os.close(reading)
-
-    def send(leader: int) -> None:
-        os.write(writing, _PID.pack(leader))
-
-    return send
+    return lambda leader: os.write(writing, _PID.pack(leader))
 
 
 def has_started_threads() -> bool:

@@ -86,21 +86,17 @@ class Observer:
         """Power while the samples were taken; None without a sensor or any value."""
         return self._window(phases.timing_start_s, phases.timing_end_s)
 
-    def read_programs_energy(
-        self, phases: Phases, spec: EnergySpec, windows: Sequence[tuple[float, float]], runs: int
+    def read_energy(
+        self, phases: Phases, spec: EnergySpec, windows: Sequence[tuple[float, float]] = (), runs: int = 0
     ) -> Energy | None:
-        """Energy of each of a program's runs, over its windows; None without a sensor. Its load is not steady."""
-        parts = [self._window(start_s, end_s, min_updates=spec.min_updates) for start_s, end_s in windows]
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts):
-            return None
-        busy = energy.join(known, runs, spec.min_updates)
-        return energy.energy_per_call(busy, self._window(phases.idle_start_s, phases.idle_end_s, steady=True), runs)
-
-    def read_energy(self, phases: Phases, spec: EnergySpec) -> Energy | None:
-        """Energy per call over the requested window; None without one."""
-        calls = round(phases.busy_calls)
-        busy = self._window(phases.busy_start_s, phases.busy_end_s, calls, spec.min_updates, steady=True)
+        """Energy per call over the requested window, or of a program's runs over theirs; None without a sensor."""
+        if windows:  # a program's load is not steady
+            parts = [self._window(start_s, end_s, min_updates=spec.min_updates) for start_s, end_s in windows]
+            known = [part for part in parts if part is not None]
+            busy = energy.join(known, runs, spec.min_updates) if len(known) == len(parts) else None
+        else:
+            times_s = phases.busy_start_s, phases.busy_end_s
+            busy = self._window(*times_s, round(phases.busy_calls), spec.min_updates, steady=True)
         if busy is None:
             return None
         idle = self._window(phases.idle_start_s, phases.idle_end_s, steady=True)
@@ -274,19 +270,12 @@ class Measurement:
         self.plan.emulator = self._board.find_emulator(self._spec, self._content[0])
         self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
-    def _read_energy(self, outcome: Outcome, phases: Phases) -> Energy | None:
-        spec, details = self._spec.energy, outcome.details
-        if spec is None:
-            return None
-        if details is not None and details.windows:
-            return self._observer.read_programs_energy(phases, spec, details.windows, len(outcome.latency_s))
-        return self._observer.read_energy(phases, spec)
-
     def finish(self, outcome: Outcome) -> Outcome:
         """Complete the outcome with power, energy and the board's name, and judge it."""
         phases = self._board.marks.read()
         if outcome.status is Status.OK and outcome.before is not None and outcome.after is not None:
             window_s = max(phases.timing_end_s, phases.busy_end_s) - phases.timing_start_s
+            spec, windows = self._spec.energy, outcome.details.windows if outcome.details else ()
             load = None
             if not self._board.tree.simulated:  # a virtual board's CPU time is the host's
                 load = other_load(outcome.before, outcome.after, window_s, phases.cpu_s)
@@ -294,7 +283,7 @@ class Measurement:
                 outcome,
                 other_load=load,
                 power=self._observer.read_power(phases),
-                energy=self._read_energy(outcome, phases),
+                energy=self._observer.read_energy(phases, spec, windows, len(outcome.latency_s)) if spec else None,
             )
         outcome = dataclasses.replace(outcome, point=self._board.point)
         return self._board.sign(judge(outcome, self._board.pinned_hz(), self._spec.max_spread))

@@ -21,6 +21,7 @@ import shutil
 import socket
 import subprocess
 import tarfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tvm.rpc
@@ -40,6 +41,7 @@ from device_agent.worker.plan import LoadError
 # Limits on cached programs; the least recently used goes first.
 MOST, MOST_BYTES = 16, 1 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_PIECE_BYTES = 1 << 20
 
 
 # Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
@@ -55,7 +57,7 @@ class Programs:
 
     def keep(self, digest: str, program: bytes) -> list[str]:
         """Store a program; return all stored digests. Raises ValueError for a wrong digest, OSError."""
-        if not _DIGEST.fullmatch(digest) or not _is_of(program, digest):
+        if not _DIGEST.fullmatch(digest) or not _is_of((program,), digest):
             raise ValueError(f"{digest[:64]!r} is not the SHA-256 of the program that came with it")
         self._folder.mkdir(exist_ok=True)
         self._forget(digest)
@@ -71,29 +73,42 @@ class Programs:
 
     def take(self, digest: str) -> bytes:
         """Load a stored program. Raises ValueError if it is missing, or was changed by a candidate."""
-        size = self._sizes.pop(digest, None)
-        if size is None:
-            raise ValueError(f"no program {digest[:64]!r} is kept")
-        program = (self._folder / digest).read_bytes()
-        if not _is_of(program, digest):
-            raise ValueError(f"the program {digest} was changed on the board")
-        self._sizes[digest] = size
+        with self._using(digest) as path:
+            program = path.read_bytes()
+            _require_same((program,), digest)
         return program
 
     def find(self, digest: str) -> Path:
-        """Return the executable file of a stored program. Raises as `take`."""
-        self.take(digest)
-        path = self._folder / digest
-        path.chmod(0o500)
+        """Return the executable file of a stored program, checked in pieces: it may be large. Raises as `take`."""
+        with self._using(digest) as path, path.open("rb") as file:
+            _require_same(iter(functools.partial(file.read, _PIECE_BYTES), b""), digest)
+            path.chmod(0o500)
         return path
+
+    @contextlib.contextmanager
+    def _using(self, digest: str) -> Iterator[Path]:
+        """The file of a stored program, which is the latest used after the block, and forgotten where that raises."""
+        size = self._sizes.pop(digest, None)
+        if size is None:
+            raise ValueError(f"no program {digest[:64]!r} is kept")
+        yield self._folder / digest
+        self._sizes[digest] = size
 
     def _forget(self, digest: str) -> None:
         if self._sizes.pop(digest, None) is not None:
             (self._folder / digest).unlink(missing_ok=True)
 
 
-def _is_of(program: bytes, digest: str) -> bool:
-    return hmac.compare_digest(hashlib.sha256(program).hexdigest(), digest)
+def _is_of(pieces: Iterable[bytes], digest: str) -> bool:
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return hmac.compare_digest(found.hexdigest(), digest)
+
+
+def _require_same(pieces: Iterable[bytes], digest: str) -> None:
+    if not _is_of(pieces, digest):
+        raise ValueError(f"the program {digest} was changed on the board")
 
 
 class NoLinkerError(RuntimeError):

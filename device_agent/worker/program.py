@@ -66,8 +66,7 @@ def find_program(command: Command, files: Mapping[str, Path]) -> Path:
     if found is None and "/" in name and not name.startswith("/"):
         raise LoadError(f"{name!r} is not among the files sent ({', '.join(files) or 'none'}), and no absolute path")
     if found is None:
-        path = shutil.which(name)
-        if path is None:
+        if (path := shutil.which(name)) is None:
             raise LoadError(f"there is no program {name!r} on this board, or it is not executable")
         found = Path(path)
     with found.open("rb") as file:
@@ -86,9 +85,6 @@ def run(
     assert spec.command is not None
     processes.become_subreaper()
     processes.forgo_privileges()
-    if not isinstance(plan.pace, HostPace):
-        with contextlib.suppress(OSError):  # only root may
-            os.nice(_VIRTUAL_NICENESS)
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -107,18 +103,18 @@ def run(
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     plan.marks.set("cpu_s", used.ru_utime + used.ru_stime)
     plan.time.sleep(plan.margin_s)  # sensors lag: the value of the last edge comes later
-    windows = runs.windows
+    watched = spec.command.begin or spec.command.end
     details = RunDetails(
         runs.first_s,
         max(runs.peak_bytes, used.ru_maxrss * 1024),
         output=runs.latest.shown,
-        # Without lines to look for, one window from the first run's start: sensors may be slower than a run.
         stretch=runs.stretch,
-        windows=tuple(windows) if spec.command.begin or spec.command.end else ((windows[0][0], windows[-1][1]),),
+        # Without lines to look for, one window from the first run's start: sensors may be slower than a run.
+        windows=tuple(runs.windows) if watched else ((runs.windows[0][0], runs.windows[-1][1]),),
     )
     outcome = Outcome(
-        Status.OK, latency_s=tuple(runs.latency_s), calls_per_sample=1, timing_s=timing_s, before=before,
-        after=plan.sensors.read(), details=details,
+        Status.OK, latency_s=tuple(end_s - start_s for start_s, end_s in runs.windows), calls_per_sample=1,
+        timing_s=timing_s, before=before, after=plan.sensors.read(), details=details,
     )  # fmt: skip
     return outcome, runs.outputs if spec.return_outputs else []
 
@@ -167,7 +163,6 @@ class _Run:
         self.streams = (_Output(), _Output())
         self.began_s = self.ended_s = self.exited_s = 0.0
         self.peak_bytes = 0
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def shown(self) -> str:
@@ -175,7 +170,12 @@ class _Run:
         return "\n".join(filter(None, (each.shown for each in self.streams)))
 
     def carry_out(
-        self, argv: Sequence[str], folder: Path, memory_bytes: int, board_time: BoardTime, guard: Callable[[int], None]
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        memory_bytes: int,
+        board_time: BoardTime,
+        guard: Callable[[int], object],
     ) -> float:
         """Run it in `folder` to its end; return its wall time in s. Raises RunError, LoadError.
 
@@ -183,7 +183,7 @@ class _Run:
         """
         room = _count_free(folder)
         try:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)},
             )  # fmt: skip
@@ -193,17 +193,17 @@ class _Run:
             raise LoadError(f"{self._command.arguments[0]!r} cannot be started: {why}") from error
         # The program has just begun: forking is not its time.
         self.board_s, self.started_s = board_time.now_s(), time.perf_counter()
-        guard(self.process.pid)
+        guard(process.pid)
         with contextlib.suppress(ProcessLookupError):
-            limits.allow_program(self.process.pid, memory_bytes)
+            limits.allow_program(process.pid, memory_bytes)
         self.began_s = 0.0 if self._command.begin else self.started_s
         try:
-            self._follow(self.process, folder, room, memory_bytes)
+            self._follow(process, folder, room, memory_bytes)
         finally:
-            self._end_all()
+            _end_all(process)
             guard(0)
         self.exited_s = self.exited_s or time.perf_counter()
-        self._judge(self.process.returncode)
+        self._judge(process.returncode)
         self.ended_s = self.ended_s or self.exited_s
         return self.exited_s - self.started_s
 
@@ -271,14 +271,6 @@ class _Run:
         if taken > min(_MOST_DISK_BYTES, room // 2):
             raise RunError(Status.CRASHED, f"it filled the disk: {taken >> 20} of {room >> 20} free MiB, and was ended")
 
-    def _end_all(self) -> None:
-        """End every process of the run that is left, in any session."""
-        assert self.process is not None
-        processes.kill_group(self.process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(processes.KILL_TIMEOUT_S)
-        processes.kill_children()
-
     def _judge(self, code: int) -> None:
         """Raise RunError for a bad end."""
         said = f"; it last wrote: {self.shown[-_SHOWN:]}" if self.shown else "; it wrote nothing"
@@ -293,7 +285,7 @@ class _Run:
 
 
 class _Runs:
-    """All runs of a call. `latency_s` and `windows`, on the board's clock, are of those after the warm-up."""
+    """All runs of a call. `windows`, on the board's clock, are of those after the warm-up."""
 
     def __init__(self, spec: RunSpec, prefix: Sequence[str], files: Mapping[str, Path], plan: Plan) -> None:
         assert spec.command is not None
@@ -301,10 +293,10 @@ class _Runs:
         self._argv = [*prefix, *spec.command.arguments]
         if (name := spec.command.arguments[0].removeprefix("./")) in files:
             self._argv[len(prefix)] = f"./{name}"
+        self._is_real = isinstance(plan.pace, HostPace)
         self._folder: Path | None = None
         self._guard = processes.guard_group()
         self.latest = _Run(spec.command)
-        self.latency_s: list[float] = []
         self.windows: list[tuple[float, float]] = []
         self.outputs: list[NDArray[Any]] = []
         self.first_s = 0.0
@@ -314,14 +306,15 @@ class _Runs:
     def take_all(self) -> None:
         """Make all runs. Raises what `_Run.carry_out` raises, and OverrunError."""
         plan, spec = self._plan, self._spec
+        if not self._is_real:
+            with contextlib.suppress(OSError):  # only root may
+                os.nice(_VIRTUAL_NICENESS)
         for _ in range(spec.warmup):
             self._take()
         kept = 0
         begun_s = plan.time.now_s()
         while len(self.windows) < spec.runs or (plan.time.now_s() - begun_s < plan.busy_s and kept < _MOST_KEPT_BYTES):
-            window = self._take()
-            self.windows.append(window)
-            self.latency_s.append(window[1] - window[0])
+            self.windows.append(self._take())
             found = [each.to_array() for each in self.latest.streams]
             kept += sum(map(len, found))
             self.outputs += found if len(self.windows) <= _MOST_SENT else []
@@ -333,11 +326,10 @@ class _Runs:
         self._plan.pace.settle()
         self.first_s = self.first_s or wall_s
         ran = self.latest
-        is_real = isinstance(self._plan.pace, HostPace)
-        if ran is not before and self._spec.return_outputs and not is_real:
+        if ran is not before and self._spec.return_outputs and not self._is_real:
             ran = self._run_undisturbed(ran)
         # A virtual board lets the time of most runs pass without running them, and of all at a rate of its own.
-        start_s = ran.board_s if is_real else now_s
+        start_s = ran.board_s if self._is_real else now_s
         self.stretch = wall_s / (ran.exited_s - ran.started_s)
         began_s, ended_s = (start_s + (at_s - ran.started_s) * self.stretch for at_s in (ran.began_s, ran.ended_s))
         return began_s, max(ended_s, began_s + 1e-9)
@@ -370,6 +362,14 @@ class _Runs:
         for name, path in self._files.items():
             os.link(path, self._folder / name)
         return self._folder
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End every process of the run that is left, in any session."""
+    processes.kill_group(process.pid)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(processes.KILL_TIMEOUT_S)
+    processes.kill_children()
 
 
 def _find_all(most: int) -> list[int]:

@@ -25,9 +25,7 @@ def require_fit(order: ProgramOrder, store: Store, board: str) -> None:
     """Refuse files for another processor than a board's, before it is taken. Raises UsageError."""
     kind, name = find_board(store, board)
     machine = kind.target.mtriple.partition("-")[0] if kind.target else platform.machine()
-    # A simulated board also runs programs of its host.
-    is_simulated = name is not None and store.boards.require(name).simulated
-    order.require_architecture({machine, platform.machine()} if is_simulated else {machine})
+    order.require_fit({"architecture": machine, "simulated": name is not None and store.boards.require(name).simulated})
 
 
 def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
@@ -44,9 +42,8 @@ def bench(order: ProgramOrder, board: HeldForModels, runs: int) -> ProgramBench:
         raise PermanentError(f"{name} does not run on {board.name}: {why}")
     outcome, samples, details = timed.outcomes[name], timed.samples[name], timed.describe_details(name)
     outputs = {str(index): array for index, array in enumerate(timed.outputs[name])}
-    stretch = outcome.details.stretch if outcome.details else 1.0
     metrics = [metric for metric in order.read_metrics() if metric != TIME]
-    found = read_runs(metrics, samples, outputs, stretch)
+    found = read_runs(metrics, samples, outputs, outcome.details.stretch if outcome.details else 1.0)
     energy_j, power_w = read_energy(outcome)
     total = outcome.energy.busy.total if outcome.energy else None
     return ProgramBench(

@@ -86,9 +86,7 @@ class ProgramMetric:
         return 1 / value if self.counted else value * _UNITS_S[self.unit]
 
     def stretch(self, value: float, times: float) -> float:
-        """Convert a value of a machine to that of one which takes so many times as long; others than times and rates
-        stay.
-        """
+        """Convert a time or rate to that of a machine which takes so many times as long; other values stay."""
         if self.counted:
             return value / times
         return value * times if self.unit in _UNITS_S else value
@@ -203,8 +201,9 @@ class Limit:
             value *= _UNITS_S[unit] / _UNITS_S[metric.unit]
         return cls(metric.name, value, metric.unit, at_least)
 
-    def keeps(self, value: float) -> bool:
-        return value >= self.value if self.at_least else value <= self.value
+    def keeps(self, value: float | None) -> bool:
+        """Whether a value keeps it; one that is not known does not."""
+        return value is not None and (value >= self.value if self.at_least else value <= self.value)
 
     def __str__(self) -> str:
         word = "at least" if self.at_least else "at most"

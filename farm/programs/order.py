@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import pathlib
+import platform
 import re
 import shlex
 from collections.abc import Collection, Mapping
@@ -141,6 +142,10 @@ class ProgramOrder:
             return Command(tuple(self._read_arguments(settings)), self.digests, self.begin, self.end)
         except ProtocolError as error:
             raise UsageError(f"--program: {error}") from error
+
+    def require_fit(self, about: Mapping[str, Any]) -> None:
+        """Refuse files that a board with this description does not run; a simulated one also runs this machine's."""
+        self.require_architecture({about["architecture"], *([platform.machine()] if about["simulated"] else [])})
 
     def require_architecture(self, architectures: Collection[str]) -> None:
         """Refuse files for processors other than these (as `uname -m`). Raises UsageError, and as `contents`."""

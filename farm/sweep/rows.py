@@ -140,7 +140,7 @@ def list_others(document: Document) -> list[tuple[str, str]]:
 
 def keeps_metrics(row: Row, goal: Mapping[str, Any]) -> bool:
     """Whether a program's metrics but the objective keep their limits."""
-    return all(Limit(**each).keeps(row["metrics"].get(each["metric"], math.nan)) for each in goal.get("limits", ()))
+    return all(Limit(**each).keeps(row["metrics"].get(each["metric"])) for each in goal.get("limits", ()))
 
 
 def has_energy(document: Document) -> bool:

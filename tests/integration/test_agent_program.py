@@ -120,7 +120,7 @@ def test_between_two_lines(board: BlockingSession) -> None:
     outcome, _ = script(board, text, begin="nowhere")
     assert outcome.status is Status.CRASHED
     assert "no line of the output has 'nowhere'" in outcome.message
-    outcome, _ = script(board, "print('go\\nstop')", begin="^go$", end="^stop$")
+    outcome, _ = script(board, "import os; os.write(1, b'go\\nstop\\n')", begin="^go$", end="^stop$")
     assert "both lines came at once" in outcome.message
 
 

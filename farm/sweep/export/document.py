@@ -241,7 +241,7 @@ def _make_row(
         "idle_power_w": stored.estimate_to_dict(shown.idle) if shown else None,
         **aim.describe(shown),
         "energy_above_idle_j": stored.estimate_to_dict(_mean([v.energy_above_idle for v in seen])) if found else None,
-        "metrics": {name: found.find_metric(name) for name in seen[0].metrics} if found else {},
+        "metrics": found.metrics if found else {},
         "temperature_c": max((v.temperature_c for v in seen if v.temperature_c is not None), default=None),
         "throttled": any(visit.throttled for visit in own) and not found,
         "invalid": spoilt,

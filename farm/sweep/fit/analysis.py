@@ -46,10 +46,11 @@ class MeasuredPoint:
     own_log_sd: tuple[float, float]
     idle: Estimate | None = None
 
-    def find_metric(self, name: str) -> float | None:
-        """Return the median of a program's metric, in its own unit."""
-        known = [visit.metrics[name] for visit in self.visits if name in visit.metrics]
-        return statistics.median(known) if known else None
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The medians of a program's metrics, in their own units."""
+        names = dict.fromkeys(name for visit in self.visits for name in visit.metrics)
+        return {name: statistics.median(v.metrics[name] for v in self.visits if name in v.metrics) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ latency and energy: dominance, and the hypervolume of a front.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,7 +188,7 @@ def estimate_objective(figures: Any, goal: Goal) -> Estimate | None:
 
 def keeps_metrics(point: MeasuredPoint, goal: Goal) -> bool:
     """Whether a program's other metrics keep their limits."""
-    return all(limit.keeps(point.find_metric(limit.metric) or math.nan) for limit in goal.limits)
+    return all(limit.keeps(point.metrics.get(limit.metric)) for limit in goal.limits)
 
 
 def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
@@ -230,7 +229,7 @@ def _explain(combined: Mapping[str, Combined], goal: Goal, points: Sequence[Meas
             nearest.append(f"the most frugal draws {watts[key]:.4g} W ({key})")
     for limit in goal.limits:
         limits.append(f"a {limit}")
-        known = {point.key: value for point in points if (value := point.find_metric(limit.metric))}
+        known = {point.key: value for point in points if (value := point.metrics.get(limit.metric))}
         if known:
             key = (max if limit.at_least else min)(known, key=known.__getitem__)
             nearest.append(f"the nearest {limit.metric} is {known[key]:.4g} {limit.unit} ({key})")

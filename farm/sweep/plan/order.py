@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -274,7 +273,7 @@ def _require_program(order: SweepOrder, program: ProgramOrder, about: Mapping[st
         raise UsageError(
             "simulated boards do not run programs for the GPU", "Take a real board, or --device cpu for one of the CPU."
         )
-    program.require_architecture({about["architecture"], *([platform.machine()] if about["simulated"] else [])})
+    program.require_fit(about)
 
 
 def count_points(order: SweepOrder, grid: Grid) -> int:
