@@ -138,7 +138,7 @@ def test_a_worker_in_which_a_job_left_a_thread_is_not_kept(
 ) -> None:
     """Threads from before the job are no reason, nor those of the first one: drivers start some with the first code."""
     with start(earlier, job) as (made, end):
-        assert worker._is_ok(end)
+        assert worker._judge(end, ALLOWED)[0].status is Status.OK
         made.jobs = jobs
         assert made.may_go_on(ALLOWED, end) is goes_on
 
